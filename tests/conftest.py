@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import pytest
 
@@ -19,13 +20,18 @@ if TYPE_CHECKING:
     from tests.support.commands import Command
 
 FIRST = (
-    "tests/run/",
     "tests/bilevel/",
     "tests/cli/",
-    "tests/export/test_torch.py",
+    "tests/config/test_huggingface.py",
     "tests/experiments/",
+    "tests/export/test_torch.py",
+    "tests/fuzz/",
+    "tests/graph/",
+    "tests/machine/",
+    "tests/run/",
 )
-"""Tests that start processes, or draw: in one of two xdist workers; the other imports nothing for them."""
+"""Tests that start processes, draw, or need transformers: in one of two xdist workers; the other imports
+nothing for them."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -54,6 +60,20 @@ def parsed_once() -> Iterator[None]:
     from tests.support.parsed import parse_once
 
     with parse_once():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_with_transformers() -> Iterator[None]:
+    """Let the server that forks processes import transformers once; eight of its processes would."""
+    from multiprocessing.context import ForkServerContext
+
+    usual = ForkServerContext.set_forkserver_preload
+
+    def preload(self: ForkServerContext, names: list[str]) -> None:
+        usual(self, [*names, "transformers.modeling_utils"])
+
+    with patch.object(ForkServerContext, "set_forkserver_preload", preload):
         yield
 
 

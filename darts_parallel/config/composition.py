@@ -94,7 +94,7 @@ def _with_own_sizes(typed: DictConfig, overrides: Sequence[str]) -> DictConfig:
     if ANY in overrides:
         named = set(given_values(overrides))
         changed |= _assumed_job(typed, shape or [1, None], named)
-    result = typed.copy()
+    result = typed.copy() if changed else typed
     for key, value in changed.items():
         OmegaConf.update(result, key, value)
     return result

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from darts_parallel.cli import _trainers
 from darts_parallel.cli._job import Job
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.schema import config_dir
 from darts_parallel.problem.problem import Problem, load_problem
-from tests.support.commands import QUIET
+from tests.support.commands import QUIET, one_trainer
 
 NAMED = Path(config_dir()) / "README.md"
 NAMED_RUNS = sorted(path.stem for path in (Path(config_dir()) / "experiment").glob("*.yaml"))
@@ -36,8 +37,11 @@ LARGE = {
 
 
 @pytest.mark.parametrize("name", [name for name in NAMED_RUNS if name != "bilevel"])
-def test_every_named_run_leaves_a_plan(name: str, tmp_path: Path) -> None:
-    # that of bilevel: tests/bilevel/test_protocol.py
+def test_every_named_run_leaves_a_plan(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # that of bilevel: tests/bilevel/test_job.py
+    monkeypatch.setattr(_trainers, "EXPORTS", one_trainer([name]))
     problem = load_problem([f"experiment={name}", *LARGE.get(name, []), *SHORT, *QUIET])
     console = Console(file=StringIO(), width=120)
     seconds = Job(problem, tmp_path, console).run()

@@ -18,7 +18,7 @@ def test_some_problems_and_bad_values_are_answered_and_counted(
 ) -> None:
     sizes = [
         "--problems",
-        "8",
+        "5",
         "--limit",
         str(FEW),
         "--inputs",
@@ -26,7 +26,7 @@ def test_some_problems_and_bad_values_are_answered_and_counted(
         "--files",
         "2",
         "--splits",
-        "12",
+        "8",
         "--kills",
         "0",
     ]
@@ -35,8 +35,8 @@ def test_some_problems_and_bad_values_are_answered_and_counted(
     assert "Nothing was wrong." in said
     assert "| bad values of keys | 6 | 0 |" in said
     assert "| spoilt words and files | 2 | 0 |" in said
-    assert "| splits of operators | 12 | 0 |" in said
-    assert "| random problems | 8 | 0 |" in said
+    assert "| splits of operators | 8 | 0 |" in said
+    assert "| random problems | 5 | 0 |" in said
 
 
 def test_a_false_claim_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

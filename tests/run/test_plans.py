@@ -60,9 +60,9 @@ CASES = {
         uniform((0, 2, 5), 4, Strategy(1, 2, 1), schedule=MIXED_ORDER),
         LLAMA,
     ),
-    "searched, pp 2 x tp 2 x dp 2": (
-        8,
-        uniform((0, 2, 5), 4, Strategy(2, 2), schedule=MIXED_ORDER),
+    "searched, pp 2 x tp 2": (
+        4,
+        uniform((0, 2, 5), 4, Strategy(2, 1), schedule=MIXED_ORDER),
         LLAMA,
     ),
     "a cut between attention and MLP": (2, uniform((0, 2, 7), 4, ONE), HALVES),

@@ -1,6 +1,7 @@
 """Runs the command in this process, in a folder of its own."""
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
@@ -40,6 +41,12 @@ class CommandOutcome:
     files: tuple[str, ...]
 
 
+def one_trainer(arguments: Iterable[str]) -> tuple[str, ...]:
+    """The trainer that is asked about a job, another one for other arguments."""
+    number = crc32(" ".join(arguments).encode()) % len(EXPORTS)
+    return EXPORTS[number : number + 1]
+
+
 @dataclass(frozen=True)
 class Command:
     """`darts-parallel` with `folder` as the working folder.
@@ -56,10 +63,7 @@ class Command:
         self.monkeypatch.setattr(sys, "argv", ["darts-parallel", *arguments])
         self.monkeypatch.chdir(self.folder)
         self.monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-        asked = EXPORTS
-        if set(QUIET) <= set(arguments):
-            number = crc32(" ".join(arguments).encode()) % len(EXPORTS)
-            asked = EXPORTS[number : number + 1]
+        asked = one_trainer(arguments) if set(QUIET) <= set(arguments) else EXPORTS
         self.monkeypatch.setattr(_trainers, "EXPORTS", asked)
         status = 0
         try:
