@@ -91,6 +91,8 @@ def _with_own_sizes(typed: DictConfig, overrides: Sequence[str]) -> DictConfig:
     shape = _first_input(model)
     if shape and model.name == "module":
         changed["model.name"] = str(model.path).rpartition(":")[2]
+        if OmegaConf.is_missing(model, "hidden_size"):
+            changed["model.hidden_size"] = shape[-1]
     if ANY in overrides:
         named = set(given_values(overrides))
         changed |= _assumed_job(typed, shape or [1, None], named)

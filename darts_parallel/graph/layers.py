@@ -128,12 +128,23 @@ Figures = dict[tuple[str, int], Measured]
 
 @lru_cache(maxsize=8)
 def _graphs(path: str, shapes: str) -> tuple[ModuleGraph, ...]:
-    """Capture the block on micro-batches of one and of two sequences."""
+    """Capture the block on micro-batches of one and of two sequences.
+
+    Errors:
+        UnsupportedError: it does not export, or no second block takes what it returns.
+    """
     module = load_module(path, "model.path")
     graphs = []
     for sequences in (1, 2):
         sized = [[sequences, *others] for _, *others in json.loads(shapes)]
-        graphs.append(capture_module(module, make_inputs(sized)))
+        graph = capture_module(module, make_inputs(sized))
+        made = graph.shapes(graph.of_kind(OUTPUT)[0].inputs)
+        if made[:1] != [tuple(sized[0])]:
+            raise UnsupportedError(
+                f"model.path={path} returns {made} for the input {sized[0]}, and blocks are stacked: both "
+                "must be equal; try darts-parallel graph, which plans any module."
+            )
+        graphs.append(graph)
     return tuple(graphs)
 
 

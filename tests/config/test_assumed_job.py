@@ -34,18 +34,17 @@ def test_a_job_of_its_own_is_left_as_it_is() -> None:
     assert (job.global_batch_size, job.seq_len) == (16, 64)
 
 
-def test_a_module_says_its_length_and_its_name() -> None:
+def test_a_module_says_its_length_its_width_and_its_name() -> None:
     block = [
         "model=module",
         "model.path=mine.blocks:make_block",
         "model.inputs=[[3,1024,64]]",
         "model.num_layers=4",
-        "model.hidden_size=64",
         "model.vocab_size=1000",
         "cluster=h100_1x8",
     ]
     config = load_config(block)
-    assert config.model.name == "make_block"
+    assert (config.model.name, config.model.hidden_size) == ("make_block", 64)
     assert config.training.seq_len == 1024
     assert config.training.global_batch_size == 3 * 128  # 524,288 tokens are 171 times three
 

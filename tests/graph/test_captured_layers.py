@@ -96,6 +96,10 @@ def test_a_stack_of_blocks_is_planned_and_proven(captured: Problem) -> None:
     [
         ("model.inputs=[[1,64,4096]]", r"try \[\[1, 4096, 4096\]\]"),
         ("model.path=tests.graph.llama_block:Nothing", "has no function Nothing"),
+        (
+            "model.path=tests.graph.llama_block:narrowing",
+            r"returns \[\(1, 4096, 64\)\] for the input",
+        ),
         ("training.precision=fp8", "try bf16"),
         ("training.lora_rank=4", "try training.lora_rank=0"),
         ("export=megatron", "model=LlamaBlock has .*custom blocks"),
