@@ -18,6 +18,8 @@ NUMBER = r"((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?)(?![\d]|[.,]\d)"
 RANK = re.compile(r"\[(r|R)ank ?(\d+)\]")
 """Who printed a line: torchrun counts `[rank3]` within a node, Megatron `[Rank 3]` in the job."""
 COLOURS = re.compile(r"\x1b\[[\d;]*m")
+MOST = 1e12
+"""Largest number of a line, and the inverse of the smallest; a rate of 0 is a long step."""
 SECONDS = {"s": 1.0, "ms": 1e-3}
 """Units of time in seconds; the other units are rates."""
 
@@ -101,7 +103,7 @@ def _check_batch(path: str, known: Sequence[TrainerLog], text: str, problem: Pro
 
 def _seconds(value: float, unit: str, problem: Problem) -> float:
     """Return seconds of a step that a log states in a unit."""
-    value = max(value, 1e-12)
+    value = min(max(value, 1.0 / MOST), MOST)
     if unit == "tokens/s/GPU":
         return problem.tokens_per_iteration / problem.cluster.num_devices / value
     if unit == "sequences/s":

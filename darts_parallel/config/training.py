@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from omegaconf import MISSING
 
 from darts_parallel.config.checks import check_fields, one_of, ranged, require
-from darts_parallel.config.cluster import PRECISIONS
+from darts_parallel.config.cluster import NARROW, PRECISIONS
 
 RECOMPUTE_MODULES = (
     "core_attn",
@@ -70,8 +70,8 @@ class TrainingConfig:
     """`full_iteration`: one recorded graph holds the whole iteration, so that `layer_overhead_us`
     and `expert_overhead_us` are not paid; `per_layer`: one a layer without its routed experts."""
     fp8_dot_product_attention: bool = False
-    """Fused attention multiplies in 8 bits (Megatron-LM's flag of this name); with precision fp8 or
-    mxfp8."""
+    """Fused attention multiplies in 8 bits (Megatron-LM's flag of this name); with precision fp8,
+    mxfp8 or nvfp4."""
     lora_rank: int = ranged(0, 0)
     """Rank of the adapters that alone are trained (LoRA); 0: all weights are."""
     lora_targets: list[str] = one_of(list(LORA_TARGETS), LORA_TARGETS)
@@ -125,11 +125,9 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check_fields("training", self)
-        rule, named = (
-            f"name a product with training.lora_rank={self.lora_rank}",
-            bool(self.lora_targets),
-        )
-        require(named or not self.lora_rank, "training.lora_targets=[]", rule, "[linear_qkv]")
+        rule = f"name a product with training.lora_rank={self.lora_rank}"
+        named = not self.lora_rank or bool(self.lora_targets)
+        require(named, "training.lora_targets=[]", rule, "[linear_qkv]")
         for key, off in (("lora_dropout", 0.0), ("frozen_bits", 16)):
             value = getattr(self, key)
             rule = "go with training.lora_rank above 0"
@@ -138,7 +136,7 @@ class TrainingConfig:
         setting = f"training.min_dynamic_context_parallel_size={smallest}"
         any_size = self.dynamic_context_parallel_sizes == "any"
         require(any_size or smallest.bit_count() == 1, setting, "be a power of two", 1)
-        narrow = self.precision in ("fp8", "mxfp8") and self.fused_attention
+        narrow = self.precision in NARROW and self.fused_attention
         setting = "training.fp8_dot_product_attention=true"
-        rule = "go with precision fp8 or mxfp8 and fused attention"
+        rule = "go with precision fp8, mxfp8 or nvfp4 and fused attention"
         require(narrow or not self.fp8_dot_product_attention, setting, rule, "false")

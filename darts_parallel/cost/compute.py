@@ -63,7 +63,9 @@ def gemm_seconds(
         columns = padded_vocabulary(gemm.out_features, tp)
     eight_bit = device.eight_bit and gemm.split in IN_BLOCKS
     speed = device.peak_flops * device.fp8_efficiency if eight_bit else device.half_flops
-    rate = speed * device.gemm_efficiency * _saturation(device, tokens, columns, inner)
+    rate = speed * device.gemm_efficiency
+    for size in (tokens, columns, inner):
+        rate = rate * (size / (size + device.gemm_half_size))
     if gemm.split in IN_BLOCKS:
         divided = columns if gemm.split == "column" else inner
         rate = rate * (divided / (divided + device.divided_half_size))
@@ -75,14 +77,6 @@ def gemm_seconds(
         return seconds
     # activations are cast for every micro-batch; weights once an iteration (`weight_cast_seconds`)
     return seconds + stream_seconds(CAST_BYTES * tokens * inner, device)
-
-
-def _saturation(device: Device, *sizes: Tensor) -> Tensor:
-    """Return the share of its speed that a product keeps despite small dimensions."""
-    share = torch.ones(())
-    for size in sizes:
-        share = share * (size / (size + device.gemm_half_size))
-    return share
 
 
 def weight_cast_seconds(layer: LayerSpec, share: Tensor, device: Device) -> Tensor:
@@ -146,7 +140,8 @@ def fused_attention_seconds(
     flops = 4.0 * tokens * core.keys(seq_len) * core.heads * core.head_dim / tp
     flops = flops * (0.5 if core.causal else 1.0)
     filled = core.head_dim / (core.head_dim + ATTENTION_HALF_SIZE)
-    speed = device.peak_flops * device.fp8_efficiency if eight_bit else device.half_flops
+    narrow = min(device.fp8_efficiency, device.eight_bit_share)
+    speed = device.peak_flops * (narrow if eight_bit else device.half_share)
     return flops / (speed * device.attention_efficiency * filled)
 
 

@@ -1,7 +1,7 @@
 """Share between targets: the plan in their terms, and how they refuse what they cannot express."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise, product
 from math import inf
@@ -78,6 +78,7 @@ SWITCHES = (
     "fp8_dot_product_attention",
     "overlap_moe_expert_parallel_comm",
     "moe_shared_expert_overlap",
+    "moe_token_dispatcher_type",
 )
 """Keys of `training` that a trainer turns on or off, or refuses (`Trainer.switches`)."""
 
@@ -313,12 +314,10 @@ class Request:
 
     def _require_switches(self) -> None:
         """Refuse switches of the job that no file of the target sets."""
-        usual = {entry.name: entry.default for entry in fields(TrainingConfig)}
-        settable = read_trainer(self.target).switches
         for key in SWITCHES:
             value = getattr(self.training, key)
-            known = settable.get(key, [usual[key]])
-            if value != usual[key] and value not in known:
+            known = self.trainer.switches.get(key, [getattr(TrainingConfig, key)])
+            if value not in known:
                 self.refuse(
                     f"training.{key}={as_yaml(value)}, and no written file sets it",
                     f"training.{key}={as_yaml(known[0])}",

@@ -168,8 +168,7 @@ def time_slopes(known: Posterior, problem: Problem, elasticities: Mapping[str, f
             unseen = place.quantity in NARROW_SHARES
             unseen &= (place.quantity, ON_DEVICE, place.device) not in known.keys
             unit = 1.0 if unseen else known.per_unit(place.quantity, value)
-            slope = elasticity * unit
-            slopes[place] = slopes.get(place, 0.0) + slope
+            slopes[place] = slopes.get(place, 0.0) + elasticity * unit
     return slopes
 
 

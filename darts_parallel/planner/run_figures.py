@@ -31,6 +31,8 @@ from darts_parallel.problem import Problem
 
 LARGEST_ERROR = log(10.0)
 """Largest |log(measured / predicted)| of a run that is believed to be one of its plan."""
+MOST_ERROR = 20.0
+"""Largest error that is told apart."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ def _run(
     sd: float,
     slopes: Slopes,
 ) -> RunConfig:
+    """Return the run; `RunConfig` takes no error above `MOST_ERROR`, which nothing believes."""
+    error = min(max(error, -MOST_ERROR), MOST_ERROR)
     texts = {"|".join(place): slope for place, slope in slopes.items() if slope}
     return RunConfig(name, error, sd, texts)
 

@@ -5,7 +5,7 @@ Every figure may be a float or a scalar tensor: with tensors, costs carry gradie
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd
 
@@ -78,6 +78,8 @@ class Device:
     half_share: float = 1.0
     """FLOP/s of the products that training below 16 bits leaves in 16 bits, per `peak_flops`; else
     1."""
+    eight_bit_share: float = 1.0
+    """FLOP/s of 8-bit products per `peak_flops`, which under nvfp4 is that of 4 bits."""
     eight_bit: bool = False
     """The job trains in fp8, mxfp8 or nvfp4."""
     misaligned_efficiency: Scalar = 1.0
@@ -118,15 +120,12 @@ class Device:
         peak = peaks[precision]
         narrow = precision in NARROW
         half = peaks.get("bf16", peak) if narrow else peak
-        known = {entry.name for entry in fields(DeviceConfig)}
-        figures = {
-            entry.name: getattr(config, entry.name)
-            for entry in fields(Device)
-            if entry.name in known
-        }
+        shared = [key for key in Device.__dataclass_fields__ if hasattr(config, key)]
+        figures = {key: getattr(config, key) for key in shared}
         figures["name"] = name
         figures["peak_flops"] = peak * 1e12
         figures["half_share"] = half / peak
+        figures["eight_bit_share"] = peaks.get("fp8", peak) / peak
         figures["eight_bit"] = narrow
         figures["fp8_efficiency"] = getattr(config, f"{precision}_efficiency") if narrow else 1.0
         figures["memory"] = config.memory_GiB * GIB

@@ -7,7 +7,7 @@ the device's share.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import exp, log
 from typing import Any
@@ -155,8 +155,7 @@ class Software:
         Errors:
             ConfigError: its figures are of compiled runs, and the job is not compiled.
         """
-        keys = ("attention_kernel", "tp_comm_overlap", "compiled")
-        job = {key: getattr(training, key) for key in keys}
+        job = {key: getattr(training, key) for key in SWITCHED}
         if self.runs.get("compiled") and training.compiled is False:
             rule = "go with training.compiled=true, as its runs did"
             near = "training.compiled=true, or another training.software"
@@ -228,7 +227,7 @@ def _software(name: str, data: dict[str, Any]) -> Software:
     offsets = data.pop(OFFSETS, {})
     software = with_habits(name, data)
     data = {key: value for key, value in data.items() if key not in HABITS}
-    known = {entry.name for entry in fields(DeviceConfig)}
+    known = DeviceConfig.__dataclass_fields__
     for key in (*data, *offsets):
         if key not in known:
             raise ConfigError(f"software/{name}.yaml: {key} is not a field of a device.")

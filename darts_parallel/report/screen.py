@@ -127,6 +127,8 @@ def _job_notes(outcome: Outcome) -> Iterator[str]:
         full = f"{problem.training.seq_len:,} tokens"
         yield f"training.lengths={lengths} is not priced here: all sequences have {full}"
     yield mask_note(problem)
+    if outcome.cost.mfu > 1.0:
+        yield "an MFU above 100 % contradicts the peak of the GPU: check peak_TFLOPs and the profile"
     placed = order_label(problem.cluster.arranged(outcome.plan.node_order))
     yield placed and f"nodes along the pipeline: {placed}"
     objective = problem.config.objective

@@ -1,5 +1,6 @@
 """Logs in the trainers' own formats: steps, peaks and batches are read, those of other jobs are refused."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,11 @@ def test_the_rate_of_an_older_torchtitan_and_a_long_log_are_read(tmp_path: Path)
     (tmp_path / "log").write_text(long)
     seconds, peak, _, _ = read_log(str(tmp_path / "log"), problem)
     assert (seconds, peak) == (pytest.approx(0.002, rel=0.01), 2**31)
+    # a run of digits is read once, not from each of its digits on
+    (tmp_path / "log").write_text("1" * 100_000 + "\n" + 9 * line)
+    begin = time.process_time()
+    assert read_log(str(tmp_path / "log"), problem).seconds == seconds
+    assert time.process_time() - begin < 2.0
     # the batch is printed at the beginning
     (tmp_path / "log").write_text(f"global batch size: 3\n{long}")
     with pytest.raises(ConfigError, match="3 sequences"):

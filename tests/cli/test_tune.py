@@ -222,6 +222,17 @@ def test_seconds_that_are_too_far_off_are_refused_by_log_and_by_table(
     assert not (command.folder / "off/plan.json").exists()
 
 
+@pytest.mark.parametrize("steps", ["0.0", "9" * 400])
+def test_steps_of_no_length_or_without_end_are_refused_as_too_far_off(
+    command: Command, first: Path, steps: str
+) -> None:
+    (command.folder / "x.log").write_text(f"elapsed time per iteration (ms): {steps} |\n" * 8)
+    source = str(first / "first/plan.json")
+    done = command("tune", source, "--from-log", "x.log", *QUIET, "hydra.run.dir=off")
+    assert done.status == 2
+    assert re.search(r"must be as predicted, and is [\d.]+ standard deviations off; try", done.err)
+
+
 def test_the_verb_and_its_flag_are_overrides() -> None:
     assert flags_first(["tune", "p.json", "--top", "5"]) == ["tune.from=p.json", "tune.top=5"]
     assert flags_first(["--top=2", "tune", "p.json"]) == ["tune.from=p.json", "tune.top=2"]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from darts_parallel.config.trainer import Trainer, read_trainer
+from darts_parallel.cost.compute import fused_attention_seconds
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export import export_plan
@@ -64,6 +65,18 @@ def test_the_efficiency_of_narrow_products_scales_their_seconds(precision: str) 
         seconds(*given, f"{device}.{precision}_efficiency=0.9", f"{device}.{other}_efficiency=0.3")
         == fast
     )
+
+
+def test_attention_in_8_bits_goes_with_nvfp4_and_is_at_most_twice_as_fast_as_in_16() -> None:
+    job = ["training.precision=nvfp4", "training.fp8_dot_product_attention=true"]
+    efficient = "cluster.devices.b200.nvfp4_efficiency=0.9"
+    problem = load_problem(["model=llama3_8b", "cluster=b200_8x", *job, efficient])
+    device, one = problem.cluster.groups[0].device, torch.ones(1)
+    (core,) = problem.model.layers[1].cores
+    narrow, whole = (
+        fused_attention_seconds(core, one, 4096, one, device, eight) for eight in (True, False)
+    )
+    assert float(whole / narrow) == pytest.approx(2.0)
 
 
 def test_smaller_blocks_of_lossy_collectives_send_more_scales() -> None:

@@ -19,7 +19,7 @@ from darts_parallel.problem.layer_spec import AttentionCore
 from darts_parallel.problem.problem import Problem
 from tests.support.export_plans import LLAMA, plan_of
 
-RANK = 4
+RANK = 16
 
 
 def llama(*changes: str, rank: int = RANK) -> Problem:
@@ -97,6 +97,12 @@ def test_backward_of_frozen_products_is_the_gradient_of_their_inputs() -> None:
     assert float(after.gradient_sync) < float(before.gradient_sync)
 
 
+def test_adapters_of_a_lower_rank_are_not_slower() -> None:
+    strategy = LayerStrategy(1, 8)
+    least, few, usual = (float(costs(llama(rank=rank), strategy).forward) for rank in (1, 8, 16))
+    assert least == few <= usual
+
+
 def test_dropout_is_read_written_and_kept() -> None:
     strategy, without = LayerStrategy(1, 8), llama()
     dropped = llama("training.lora_dropout=0.1")
@@ -152,10 +158,10 @@ def test_only_what_an_adapter_or_another_kernel_reads_is_kept() -> None:
 def test_what_cannot_train_adapters_refuses_them_in_a_sentence() -> None:
     problem = llama("space.pp=1")
     plan = plan_of(problem, LayerStrategy(1, 8, 3), 2)
-    with pytest.raises(UnsupportedError, match=r"lora_rank=4 cannot run here.*try 0"):
+    with pytest.raises(UnsupportedError, match=rf"lora_rank={RANK} cannot run here.*try 0"):
         refuse_unexecutable(plan, problem)
     for target in ("megatron", "torchtitan", "galvatron"):
-        with pytest.raises(UnsupportedError, match="lora_rank=4, and the written program"):
+        with pytest.raises(UnsupportedError, match=f"lora_rank={RANK}, and the written program"):
             export_plan(problem, plan, target)
     assert export_plan(problem, plan_of(problem, LayerStrategy(1, 8, 2), 2), "deepspeed").files
     assert evaluate(plan, problem).mfu > 0

@@ -28,6 +28,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "fp8_dot_product_attention": (False, True),
     "overlap_moe_expert_parallel_comm": (False, True),
     "moe_shared_expert_overlap": (False, True),
+    "moe_token_dispatcher_type": ("alltoall", "flex"),
 }
 STRATEGIES = {
     "megatron": LayerStrategy(2, 4, 1, sequence_parallel=True),
@@ -75,7 +76,7 @@ def test_a_switch_is_in_the_files_or_refused_by_its_name(trainer: str, key: str)
             assert files(trainer, **{key: value}) == default
         elif value in known:
             written.append(files(trainer, **{key: value}))
-        elif value not in (False, "none", "adam"):
+        elif value not in (False, "none", "adam", "alltoall"):
             word = str(value).lower()
             with pytest.raises(UnsupportedError, match=rf"training\.{key}={word}, and no .*try "):
                 files(trainer, **{key: value})

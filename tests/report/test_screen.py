@@ -15,7 +15,7 @@ from darts_parallel.planner import Rung
 from darts_parallel.report.ending import render_ladder
 from darts_parallel.report.format import rank_ranges
 from darts_parallel.report.outcome import Outcome
-from darts_parallel.report.screen import mask_note
+from darts_parallel.report.screen import _job_notes, mask_note
 from darts_parallel.report.stages import stage_table
 from darts_parallel.report.text import claim
 from tests.report.conftest import FoundPlan
@@ -123,6 +123,13 @@ def test_equal_stages_share_a_line(found: FoundPlan) -> None:
     table = stage_table(Outcome(found.problem, plan, cost))
     assert list(table.columns[0].cells) == ["0", "1-2", "3"]
     assert str(list(table.columns[2].cells)[1]) == "layers 1-2"
+
+
+def test_an_mfu_above_100_percent_is_called_a_contradiction(found: FoundPlan) -> None:
+    cost = evaluate(found.plan, found.problem)
+    for mfu, contradicts in ((0.99, False), (1.44, True)):
+        notes = _job_notes(Outcome(found.problem, found.plan, replace(cost, mfu=mfu)))
+        assert ("contradicts the peak" in " ".join(notes)) == contradicts
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from darts_parallel.cost.compute import BACKWARD_FACTOR, products_seconds, strea
 from darts_parallel.cost.sharding import FROZEN_BYTES, ShardGroup, layer_shards
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms._term import Contribution, CostTerm
-from darts_parallel.problem import LayerSpec
+from darts_parallel.problem import Gemm, LayerSpec
 
 DROPOUT_BYTES = 5.0
 """Bytes an input that dropout moves in forward, and again in backward: read, written, and a mask."""
@@ -20,6 +20,9 @@ OUTPUT_BYTES = 6.0
 BACKWARD_BYTES = 15.0, 12.0
 """Bytes an input and an output moved in backward next to the products, dropout aside: gradients are
 scaled, read by two products, and added."""
+TILE = 16
+"""Least side of a product on tensor cores (PTX ISA, wmma: m16n16k16), to which smaller ones are
+padded: adapters of rank 8 take no longer than those of rank 16."""
 
 
 class AdapterTerm(CostTerm):
@@ -41,7 +44,11 @@ class AdapterTerm(CostTerm):
         """Price the adapters' products; those of frozen weights are priced with the layer."""
         choices = stage.choices
         device = stage.device
-        one = products_seconds(layer.adapters, choices.tokens, choices.tp, device, stage.width)
+        padded = [
+            Gemm(max(own.out_features, TILE), max(own.in_features, TILE), own.split)
+            for own in layer.adapters
+        ]
+        one = products_seconds(padded, choices.tokens, choices.tp, device, stage.width)
         inputs = torch.zeros_like(choices.tokens)
         outputs = inputs
         for first, second in zip(layer.adapters[::2], layer.adapters[1::2], strict=True):
