@@ -199,7 +199,8 @@ def _own_node_groups(arguments: Sequence[str]) -> list[Any]:
             plan_data = read_json(plan, plan, "a plan.json", ConfigError)
             return list(OmegaConf.create(plan_data["cluster"]["nodes"]))
         groups = [f"{key}={value}" for key, value in given.items() if value and key not in words]
-        return list(
-            composed_config([own for own in groups if not own.startswith("-")]).cluster.nodes
-        )
+        groups = [own for own in groups if not own.startswith("-")]
+        if folder := given.get("--config-dir"):
+            groups.append(f"hydra.searchpath=[file://{Path(folder).absolute()}]")
+        return list(composed_config(groups).cluster.nodes)
     return []

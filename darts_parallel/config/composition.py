@@ -24,7 +24,7 @@ from darts_parallel.config.messages import config_sentence, error_sentence
 from darts_parallel.config.old_keys import current_folder
 from darts_parallel.config.schema import Config, config_dir, register_schema
 from darts_parallel.config.trainer import group_file
-from darts_parallel.config.words import given_values, without_words
+from darts_parallel.config.words import given_values, require_clear_machine, without_words
 from darts_parallel.errors import ConfigError, DartsParallelError, read_text
 
 Check = Callable[[Imported], str] | None
@@ -189,6 +189,10 @@ def _loaded(overrides: list[str], extra_dir: str | None, check: Check) -> Config
         extra_dir = readable_folder(str(Path(extra_dir).absolute()))
         arguments = with_own_software(arguments, extra_dir)
         arguments.append(f"hydra.searchpath=[file://{extra_dir}]")
+    if {"gpus", "nodes"} & given_values(overrides).keys():
+        before = [one for one in arguments if not one.startswith("cluster.nodes.0.")]
+        nodes = OmegaConf.select(composed_config(before), "cluster.nodes")
+        require_clear_machine(overrides, nodes or [])
     return to_config(composed_config(arguments), arguments, check)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from darts_parallel.cli._arguments import with_keys
 from darts_parallel.cli._help import COMMANDS, GROUPS, help_lines, keys_about
+from darts_parallel.config.composition import load_config
 from darts_parallel.config.reference import KeyDoc, key_docs
 from darts_parallel.config.schema import config_dir
 from darts_parallel.config.words import SYNONYMS, WORDS
@@ -147,6 +148,19 @@ def test_words_of_the_machine_are_refused_where_they_are_not_clear(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         with_keys(arguments)
+    with pytest.raises(ConfigError, match=words):  # the same words in Python
+        load_config(["model=gpt2_xl", *arguments])
+
+
+def test_words_of_the_machine_are_refused_on_a_mixed_cluster_of_the_user(tmp_path: Path) -> None:
+    shipped = config_dir() / "cluster/a10_a100_mixed.yaml"
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster/my_mix.yaml").write_text(shipped.read_text())
+    words = ["cluster=my_mix", "nodes=2"]
+    with pytest.raises(ConfigError, match=r"try cluster\.nodes\.0\.count=2"):
+        with_keys([f"--config-dir={tmp_path}", *words])
+    with pytest.raises(ConfigError, match=r"try cluster\.nodes\.0\.count=2"):
+        load_config(["model=gpt2_xl", *words], str(tmp_path))
 
 
 def test_the_word_of_the_field_is_answered_with_ours(command: Command) -> None:
