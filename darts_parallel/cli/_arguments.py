@@ -13,6 +13,7 @@ from darts_parallel.config import (
     OTHER_WORDS,
     WORDS,
     composed_config,
+    folder_override,
     given_values,
     group_names,
     require,
@@ -201,6 +202,6 @@ def _own_node_groups(arguments: Sequence[str]) -> list[Any]:
         groups = [f"{key}={value}" for key, value in given.items() if value and key not in words]
         groups = [own for own in groups if not own.startswith("-")]
         if folder := given.get("--config-dir"):
-            groups.append(f"hydra.searchpath=[file://{Path(folder).absolute()}]")
+            groups.append(folder_override(folder))
         return list(composed_config(groups).cluster.nodes)
     return []

@@ -24,6 +24,7 @@ from darts_parallel.config.cluster import NodeGroupConfig as NodeGroupConfig
 from darts_parallel.config.cluster import RunConfig as RunConfig
 from darts_parallel.config.composition import ANY as ANY
 from darts_parallel.config.composition import composed_config as composed_config
+from darts_parallel.config.composition import folder_override as folder_override
 from darts_parallel.config.composition import load_config as load_config
 from darts_parallel.config.composition import readable_folder as readable_folder
 from darts_parallel.config.composition import refuse_silent_overrides as refuse_silent_overrides

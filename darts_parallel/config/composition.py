@@ -188,12 +188,18 @@ def _loaded(overrides: list[str], extra_dir: str | None, check: Check) -> Config
             require(False, f"config_dir={extra_dir}", rule, "None, for the shipped files")
         extra_dir = readable_folder(str(Path(extra_dir).absolute()))
         arguments = with_own_software(arguments, extra_dir)
-        arguments.append(f"hydra.searchpath=[file://{extra_dir}]")
+        arguments.append(folder_override(extra_dir))
     if {"gpus", "nodes"} & given_values(overrides).keys():
         before = [one for one in arguments if not one.startswith("cluster.nodes.0.")]
         nodes = OmegaConf.select(composed_config(before), "cluster.nodes")
         require_clear_machine(overrides, nodes or [])
     return to_config(composed_config(arguments), arguments, check)
+
+
+def folder_override(folder: str) -> str:
+    """Return the override with which Hydra reads a user's folder, too; its path may have any signs."""
+    path = str(Path(folder).absolute()).replace("'", "\\'")
+    return f"hydra.searchpath=['file://{path}']"
 
 
 def readable_folder(folder: str) -> str:

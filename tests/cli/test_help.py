@@ -154,13 +154,15 @@ def test_words_of_the_machine_are_refused_where_they_are_not_clear(
 
 def test_words_of_the_machine_are_refused_on_a_mixed_cluster_of_the_user(tmp_path: Path) -> None:
     shipped = config_dir() / "cluster/a10_a100_mixed.yaml"
-    (tmp_path / "cluster").mkdir()
-    (tmp_path / "cluster/my_mix.yaml").write_text(shipped.read_text())
+    own = tmp_path / "it's mine, ü [1]"
+    (own / "cluster").mkdir(parents=True)
+    (own / "cluster/my_mix.yaml").write_text(shipped.read_text())
     words = ["cluster=my_mix", "nodes=2"]
     with pytest.raises(ConfigError, match=r"try cluster\.nodes\.0\.count=2"):
-        with_keys([f"--config-dir={tmp_path}", *words])
+        with_keys([f"--config-dir={own}", *words])
     with pytest.raises(ConfigError, match=r"try cluster\.nodes\.0\.count=2"):
-        load_config(["model=gpt2_xl", *words], str(tmp_path))
+        load_config(["model=gpt2_xl", *words], str(own))
+    assert load_config(["model=gpt2_xl", words[0]], str(own)).cluster.name == "a10_a100_mixed"
 
 
 def test_the_word_of_the_field_is_answered_with_ours(command: Command) -> None:
