@@ -63,9 +63,10 @@ def gemm_seconds(
         columns = padded_vocabulary(gemm.out_features, tp)
     eight_bit = device.eight_bit and gemm.split in IN_BLOCKS
     speed = device.peak_flops * device.fp8_efficiency if eight_bit else device.half_flops
-    rate = speed * device.gemm_efficiency
+    share = torch.ones(())
     for size in (tokens, columns, inner):
-        rate = rate * (size / (size + device.gemm_half_size))
+        share = share * (size / (size + device.gemm_half_size))
+    rate = speed * device.gemm_efficiency * share
     if gemm.split in IN_BLOCKS:
         divided = columns if gemm.split == "column" else inner
         rate = rate * (divided / (divided + device.divided_half_size))

@@ -56,10 +56,10 @@ def test_near_plans_share_what_a_trial_tells(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_trials_say_what_fits() -> None:
     costs: Any = {
-        job(tp): SimpleNamespace(memory_bytes=(1.0, used), capacity_bytes=(9.0, 10.0))
+        job(tp): SimpleNamespace(fullness=(1.0 / 9.0, used / 10.0))
         for tp, used in ((1, 5), (2, 8), (4, 9))
     }
-    costs[job(1, 1)] = SimpleNamespace(memory_bytes=(1.0, 12), capacity_bytes=(9.0, 10.0))
+    costs[job(1, 1)] = SimpleNamespace(fullness=(1.0 / 9.0, 1.2))
     small, middle, large, too_large = costs
     assert _fitting(costs, [], []) == {small, middle, large}
     # 6 bytes instead of 5: a fifth more of all
