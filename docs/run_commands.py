@@ -1,10 +1,10 @@
 """Run the commands of the documents: `python docs/run_commands.py [--write] [PAGE]`, or `make docs-test`.
 
 Every command of README runs, and every block of another page below the line `<!-- run -->`. They run
-in a new folder that holds the `plan.json` of the default job, the examples, a log of a run and a
-histogram of lengths. What each one prints is written to `build/docs_output.json`, from which the site
-shows it. With `--write` the lines that a page shows below `<!-- lines FIRST to LAST -->` are written into
-it. The exit status is 1 if a command fails.
+in a new folder that holds the `plan.json` of the default job, the examples, a log of a run, a
+histogram of lengths and a `config.json` of Hugging Face. What each one prints is written to
+`build/docs_output.json`, from which the site shows it. With `--write` the lines that a page shows below
+`<!-- lines FIRST to LAST -->` are written into it. The exit status is 1 if a command fails.
 """
 
 import json
@@ -28,6 +28,19 @@ SHOWN = re.compile(
 """A block that runs, and the lines of its output that the page shows; negative ones count from the end."""
 LENGTHS = {512: 5000, 1024: 3000, 2048: 1500, 4096: 400, 8192: 100}
 """Sequences by their length, in `lengths.csv`."""
+QWEN3 = {
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": True,
+}
+"""`config.json`: Qwen3-0.6B, as huggingface.co/Qwen/Qwen3-0.6B has it."""
 LIMIT = 240.0
 """Seconds of one block."""
 WORKERS = 2
@@ -70,6 +83,7 @@ def supply(folder: Path) -> None:
     run("darts-parallel hydra.run.dir=.", folder)
     rows = "".join(f"{length},{count}\n" for length, count in LENGTHS.items())
     (folder / "lengths.csv").write_text(f"length,count\n{rows}", encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(QWEN3), encoding="utf-8")
     steps = (
         f" iteration {i}/ 100 | elapsed time per iteration (ms): {131e3 + i}" for i in range(12)
     )
