@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from darts_parallel.config import HALF_BLOCK, Config, TrainingConfig, load_config
+from darts_parallel.config import HALF_BLOCK, Config, TrainingConfig, load_config, require
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem.cluster import Cluster, Device
 from darts_parallel.problem.layer_sources import captured_block
@@ -129,4 +129,7 @@ def load_problem(overrides: list[str] | None = None, config_dir: str | None = No
     """
     if isinstance(overrides, str):
         raise ConfigError(f"overrides={overrides!r} must be a list; try {overrides.split()}.")
-    return Problem.from_config(load_config(overrides, config_dir, check_import))
+    config = load_config(overrides, config_dir, check_import)
+    rule = "be read by Plan.from_dict, since its job is not read here"
+    require(config.plan is None, f"plan={config.plan}", rule, "the words of its job")
+    return Problem.from_config(config)

@@ -171,6 +171,12 @@ def test_a_text_in_place_of_a_problem_is_refused_in_one_sentence() -> None:
         load_problem("model=toy tp=2")
 
 
+def test_a_plan_is_not_read_as_the_problem_of_the_default_job() -> None:
+    """`load_problem(["plan=FILE"])` gave Llama 2 7B on 32 A10, whatever the plan was of."""
+    with pytest.raises(DartsParallelError, match=r"plan=own\.json must be read by Plan\.from_dict"):
+        darts_parallel.load_problem(["plan=own.json"])
+
+
 def test_the_public_names_are_listed_before_they_are_imported() -> None:
     names = dir(darts_parallel)
     assert {"plan", "load_problem", "evaluate", "DartsParallelError"} <= set(names)
