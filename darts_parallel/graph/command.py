@@ -8,12 +8,10 @@ import torch
 
 from darts_parallel.config import (
     FOLDER,
-    composed_config,
     given_values,
     load_config,
     parse,
     require,
-    require_clear_machine,
     require_member,
     require_within,
     run_folder,
@@ -55,8 +53,7 @@ Importing the module runs its code.
 
 Options, with their defaults:
 """
-MACHINE = ("cluster=", "cluster.", "gpu=", "training.precision=")
-MACHINE_WORDS = ("gpus=", "nodes=")
+MACHINE = ("cluster=", "cluster.", "gpu=", "gpus=", "nodes=", "training.precision=")
 """Beginnings of arguments of the machine around the module."""
 WAYS = {
     "tp": "mesh=[{}]",
@@ -131,7 +128,7 @@ def run_request(arguments: Sequence[str]) -> list[str]:
 
 def _split_arguments(arguments: Sequence[str]) -> tuple[GraphRequest, list[str]]:
     """Return the settings of this command, and the arguments of the job around it."""
-    job = [one for one in arguments if one.startswith((*MACHINE, *MACHINE_WORDS))]
+    job = [one for one in arguments if one.startswith(MACHINE)]
     own = [one for one in arguments if one not in job and not one.startswith(FOLDER)]
     given = given_values(own)
     for word, way in WAYS.items():
@@ -142,9 +139,6 @@ def _split_arguments(arguments: Sequence[str]) -> tuple[GraphRequest, list[str]]
     require(bool(request.inputs), "inputs", "be given", "inputs=[[2,2048,2048]]")
     if not any(one.startswith("cluster=") for one in job):
         job.insert(0, "cluster=h100_1x8")
-    without = [one for one in job if not one.startswith(MACHINE_WORDS)]
-    if without != job:
-        require_clear_machine(job, composed_config(without).cluster.nodes)
     return request, job
 
 
