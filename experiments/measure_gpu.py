@@ -10,7 +10,7 @@ loss. Its columns are those of `data=FOLDER`, so `validate_cost_model data=FOLDE
 their predictions. A case that this machine cannot run is printed with its reason and left out.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
@@ -43,7 +43,6 @@ SIZES = {
     ],
 }
 """Changes of Llama 3 8B and of its job, by size."""
-LARGEST_PRODUCT = {"large": 8192, "small": 64}
 COLUMNS = {
     "layers": "num_layers",
     "hidden": "hidden_size",
@@ -133,12 +132,15 @@ def model_of(size: str) -> ModelConfig:
     return load_config(["model=llama3_8b", *SIZES[size]]).model
 
 
-def kernel_cases(config: ModelConfig, largest: int, modes: Iterable[str]) -> list[Case]:
-    """List the kernels at the sizes of a model, with their backward passes but for the products."""
+def kernel_cases(config: ModelConfig, modes: Iterable[str]) -> list[Case]:
+    """List the kernels at the sizes of a model, with their backward passes but for the products.
+
+    The largest product has twice the hidden size on each side.
+    """
     tokens, hidden = config.max_seq_len, config.hidden_size
     wide = config.ffn_hidden_size or hidden
     cases = []
-    for sizes in gemm_shapes(largest):
+    for sizes in gemm_shapes(2 * hidden):
         cases.append(Case("product", "eager", _shape(sizes), partial(_product, *sizes)))
     heads = (1, config.num_heads, tokens, config.head_size)
     for name in BACKENDS:
@@ -267,6 +269,37 @@ def run_row(config: ModelConfig, step: TrainingStep, seconds: float, gpu: str) -
     return row
 
 
+def measured_kernels(
+    machine: MeasuredMachine, cases: Sequence[Case], seconds: float, gpu: str
+) -> str:
+    """Return the content of `kernels.csv`; all kernels together get so many seconds."""
+    rows = []
+    for case in cases:
+        name = f"{case.kernel} {case.mode} {case.shape}"
+        took = _measured(machine, name, case.make, seconds / len(cases))
+        if took is not None:
+            rows.append((gpu, case.kernel, case.mode, case.shape, took))
+    return csv_text(("gpu", "kernel", "mode", "shape", "s"), rows)
+
+
+def measured_steps(
+    machine: MeasuredMachine,
+    config: ModelConfig,
+    steps: Sequence[TrainingStep],
+    seconds: float,
+    gpu: str,
+) -> str:
+    """Return the content of `runs.csv`; all steps together get so many seconds."""
+    rows = []
+    for step in steps:
+        make = partial(training_step, config, step)
+        took = _measured(machine, str(step), make, seconds / len(steps))
+        if took is not None:
+            rows.append(run_row(config, step, took, gpu))
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    return csv_text(columns, [[row.get(column) for column in columns] for row in rows])
+
+
 def run(options: MeasureOptions) -> int:
     """Measure, and write both files; each is written as soon as its part is done."""
     kind = "cuda" if torch.cuda.is_available() else "cpu"
@@ -276,26 +309,12 @@ def run(options: MeasureOptions) -> int:
     out.mkdir(parents=True, exist_ok=True)
     with this_machine(kind) as machine, torch.device(machine.device):
         gpu = torch.cuda.get_device_name() if kind == "cuda" else "CPU"
-        cases = kernel_cases(config, LARGEST_PRODUCT[size], options.modes)
-        share = KERNEL_SHARE * options.seconds / len(cases)
-        rows = []
-        for case in cases:
-            name = f"{case.kernel} {case.mode} {case.shape}"
-            seconds = _measured(machine, name, case.make, share)
-            if seconds is not None:
-                rows.append((gpu, case.kernel, case.mode, case.shape, seconds))
-        write_text(out / "kernels.csv", csv_text(("gpu", "kernel", "mode", "shape", "s"), rows))
-        share = (1.0 - KERNEL_SHARE) * options.seconds / len(STEPS)
-        runs = []
-        for step in STEPS:
-            if step.compiled and "compiled" not in options.modes:
-                continue
-            seconds = _measured(machine, str(step), partial(training_step, config, step), share)
-            if seconds is not None:
-                runs.append(run_row(config, step, seconds, gpu))
-        columns = list(dict.fromkeys(column for row in runs for column in row))
-        table = csv_text(columns, [[row.get(column) for column in columns] for row in runs])
-        write_text(out / "runs.csv", table)
+        cases = kernel_cases(config, options.modes)
+        kernels = measured_kernels(machine, cases, KERNEL_SHARE * options.seconds, gpu)
+        write_text(out / "kernels.csv", kernels)
+        steps = [step for step in STEPS if MODES[step.compiled] in options.modes]
+        left = (1.0 - KERNEL_SHARE) * options.seconds
+        write_text(out / "runs.csv", measured_steps(machine, config, steps, left, gpu))
     print(f"files: {out}")
     return 0
 

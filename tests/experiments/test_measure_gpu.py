@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional
 
 from experiments import measure_gpu
 from experiments.data.normalize import read_folder
@@ -49,7 +50,20 @@ def test_its_rows_are_read_as_runs_of_the_switches_that_they_had(
     assert all("measured here" in own.source for own in runs)
 
 
-def test_a_step_trains_what_it_says() -> None:
+def test_a_step_trains_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained, fused = [], []
+    optimizer, linear = torch.optim.Adam, functional.linear_cross_entropy
+
+    def adam(weights: list[torch.Tensor], **options: bool) -> torch.optim.Adam:
+        trained.append(sum(weight.numel() for weight in weights))
+        return optimizer(weights, **options)
+
+    def linear_loss(*given: torch.Tensor) -> torch.Tensor:
+        fused.append(len(trained))
+        return linear(*given)
+
+    monkeypatch.setattr(torch.optim, "Adam", adam)
+    monkeypatch.setattr(functional, "linear_cross_entropy", linear_loss)
     losses = {}
     for step in (own for own in STEPS if not own.compiled):
         torch.manual_seed(0)
@@ -57,6 +71,11 @@ def test_a_step_trains_what_it_says() -> None:
         losses[step] = [work() for _ in range(3)]
         assert losses[step] == sorted(losses[step], reverse=True)
         assert losses[step][-1] < losses[step][0]
+    whole, second, adapters = trained
+    assert whole == second > 10 * adapters
+    # 2 blocks, 3 products of 64 inputs and 64, 32 and 32 outputs, adapters of rank 16
+    assert adapters == 2 * 16 * (3 * 64 + 64 + 32 + 32)
+    assert fused == [2, 2, 2]
     assert losses[TrainingStep()][0] == pytest.approx(
         losses[TrainingStep(loss="fused")][0], rel=0.02
     )
