@@ -130,7 +130,9 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
             rule = "be the first word, without --multirun"
             require(False, override, rule, f"darts-parallel {override}")
         if not OVERRIDE.match(override):
-            raise ConfigError(f"the override {override} cannot be read; try key=value.")
+            near = re.sub(r"\[(\d+)\]", r".\1", override)
+            near = "key=value" if near == override else near
+            raise ConfigError(f"the override {override} cannot be read; try {near}.")
     return [*words, *(UNQUOTED.sub(r"\1'\2'", override) for override in overrides)]
 
 

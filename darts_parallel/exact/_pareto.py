@@ -10,6 +10,8 @@ CHUNK = 256
 """Labels that are compared with later ones at once."""
 WIDTH = 4096
 """Later labels of one comparison; bounds its memory."""
+EARLIER = np.triu(np.ones((CHUNK, CHUNK), dtype=bool), 1)
+"""Whether a label of one block comes before another."""
 MAX_PRICES = 24
 """Prices of a bound by default; more tighten it little."""
 
@@ -92,21 +94,18 @@ class _Rule:
     paid: int
 
     def dominated(self, better: Index, worse: Index, *, earlier: bool = False) -> Bools:
-        """Return which of `worse` some of `better` dominates; with `earlier`, one before it in the list."""
-        if not len(better) or not len(worse):
-            return np.zeros(len(worse), dtype=bool)
+        """Return which of `worse` some of `better` dominates; with `earlier`, one before it in a block."""
         extra: Array | None = None
         if self.keys is not None and self.offsets is not None:
             rows = self.offsets[self.keys[better]]
             extra = rows[:, self.keys[worse]]
-        result = np.ones((len(better), len(worse)), dtype=bool)
+        shape = (len(better), len(worse))
+        result = EARLIER[: shape[0], : shape[1]].copy() if earlier else np.ones(shape, dtype=bool)
         for column, slack in enumerate(self.slack):
             value = self.points[better, column][:, None]
             if extra is not None and column < self.paid:
                 value = value + extra
             result &= value <= self.points[worse, column] + slack
-        if earlier:
-            result &= np.triu(np.ones(result.shape, dtype=bool), 1)
         return np.asarray(result.any(axis=0))
 
 

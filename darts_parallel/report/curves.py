@@ -230,11 +230,9 @@ def heat_map(values: Pixels, rows: Sequence[str], columns: Sequence[str]) -> Pix
     draw = ImageDraw.Draw(image)
     for place, name in enumerate(rows):
         draw.text((2, CELL * place), _tag(name), "black")
-    widest = max(len(name) for name in columns[1:-1] or columns)
-    cells = LETTER * widest // CELL + 1
-    for place in thinned(len(columns), max(len(columns) // cells, 1)):
-        name = _tag(columns[place])[: CELL * cells // LETTER]
-        draw.text((left + CELL * place, size[1] + 2), name, "black")
+    widest = max(len(name) for name in columns)
+    for place in thinned(len(columns), max(size[0] // (LETTER * (widest + 1)), 1)):
+        draw.text((left + CELL * place, size[1] + 2), _tag(columns[place]), "black")
     return np.asarray(image)
 
 

@@ -13,9 +13,11 @@ from darts_parallel.report.outcome import Outcome
 
 RESULTS = "z_results"
 """Group of the single points, last on the page."""
-READING = """The probabilities are those of the leading relaxed plan, which can change. The plan is the
-best rounded one of the search, improved further. Layers by steps: see report.html in the run's folder.
-Untick *Ignore outliers* to see whole curves."""
+READING = """The curves show the relaxed plan that leads; another plan may take the lead. The final plan is
+the best rounded plan of the search, improved further. `report.html` shows all layers by step.
+
+Untick *Ignore outliers in chart scaling* to see whole curves. Tick *Show actual image size* to read the
+names in the picture."""
 
 
 class Tracker:
@@ -108,7 +110,7 @@ def _measures(outcome: Outcome) -> dict[str, float]:
     if outcome.sure is not None:
         measures["out_of_memory_probability"] = outcome.sure.any_out_of_memory
     if result is not None:
-        measures["seconds"] = result.seconds
+        measures["search_seconds"] = result.seconds
     for stage in outcome.stages:
         gap = outcome.gap(stage)
         if gap is not None:

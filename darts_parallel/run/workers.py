@@ -105,9 +105,9 @@ def join_group(
     store: Any,
 ) -> None:
     """Wait for all processes of a new group; arguments as `process_group`."""
-    # warnings of torch that say nothing here: whole gradients are gathered in two steps, and a head's logits
-    # are a view of a tensor-parallel result
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    # warnings of torch that say nothing here: whole gradients are gathered in two steps, gloo has no
+    # all-to-all, and a head's logits are a view of a tensor-parallel result
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     timeout = timedelta(seconds=timeout_s)

@@ -57,6 +57,7 @@ REFUSED = [
     ("llama3_8b", "llama3_8b lacks its group", "try model=llama3_8b."),
     ("h100_8x8", "h100_8x8 lacks its group", "try cluster=h100_8x8."),
     ("exact", "exact lacks its group", "try search=exact."),
+    ("cluster.nodes[0].count=32", "cannot be read", "try cluster.nodes.0.count=32."),
     (
         "space=[uniform,layerwise]",
         "must name one file of its group",

@@ -205,6 +205,14 @@ def test_squares_are_as_dark_as_their_probability() -> None:
     assert dark[2] == dark[3] == pytest.approx((dark[0] + dark[1]) / 2, abs=1)
 
 
+def test_names_of_layers_do_not_overlap() -> None:
+    names = ["embedding", *map(str, range(31)), "head"]
+    pixels = heat_map(np.ones((1, len(names))), ["a"], names)
+    inked = np.flatnonzero((pixels[CELL:, :, 0] < 128).any(axis=0))
+    gaps = np.diff(inked)
+    assert (gaps > LETTER).sum() == 5  # six of 33 names have room
+
+
 def test_an_outer_choice_that_left_ends_at_zero(tmp_path: Path, small: Tracked) -> None:
     first, then = small.result.history[0], small.result.history[-1]
     tracker = Tracker(tmp_path, small.problem)
@@ -260,7 +268,7 @@ def test_hyperparameters_are_what_the_command_changed_in_the_one_run(
         "mfu",
         "memory_over_capacity",
         "out_of_memory_probability",
-        "seconds",
+        "search_seconds",
         *(f"gap_{stage.name}" for stage in small.result.stages if stage.fits),
         "gap_chosen",
     )
