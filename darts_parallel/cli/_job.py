@@ -248,9 +248,9 @@ class Job(Watcher):
         self.console.print(trainers)
         file = self._file("plan.json")
         lines = [
-            self._start_line(outcome),
-            f"darts-parallel plan={file} --explain",
-            f"darts-parallel tune {file} --top 3",
+            f"start it: {self._start_line(outcome)}",
+            f"why this plan: darts-parallel explain {file}",
+            f"three plans to measure: darts-parallel tune {file} --top 3",
         ]
         page = report_page(outcome, [*tables, trainers], lines)
         write_text(self.folder / "report.html", page)

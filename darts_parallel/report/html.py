@@ -71,7 +71,7 @@ def report_page(outcome: Outcome, tables: Sequence[Table], commands: Sequence[st
     Args:
         outcome: The plan and what is known of it.
         tables: Tables of the printed report, the table of stages first.
-        commands: Next commands, one a line, each after its label and a colon where it has one.
+        commands: Next commands, each after its label and a colon; sentences have no colon.
     """
     job, *lines = headline(outcome)
     parts = [f"<h1>{escape(job.plain)}</h1>"]
@@ -87,10 +87,12 @@ def report_page(outcome: Outcome, tables: Sequence[Table], commands: Sequence[st
         else:
             parts.append(_html_table(table))
     parts += _search(outcome, journey(outcome.result, outcome.plan))
-    parts.append("<h2>Next commands</h2>")
+    parts.append("<h2>Next commands</h2>" if commands else "")
     for command in commands:
         label, _, line = escape(command).rpartition(": ")
-        parts.append(f'<p class="note">{label}</p><pre>{line}</pre>')
+        parts.append(f'<p class="note">{label or line}</p>')
+        if label:
+            parts.append(f"<pre>{line}</pre>")
     head = f'<meta charset="utf-8"><title>{escape(job.plain)}</title>\n<style>{STYLE}</style>'
     body = "\n".join(parts)
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'

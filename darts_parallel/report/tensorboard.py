@@ -32,7 +32,6 @@ class Tracker:
         self.folder = folder
         self.problem = problem
         self.overrides = overrides
-        self._names = problem.model.layer_names
         self._opened: SearchCurves | None = None
         self._step = 0
 
@@ -47,7 +46,7 @@ class Tracker:
     def record(self, record: StepRecord) -> None:
         """Write one step of the search."""
         self._step = record.step
-        self._curves.record(record, self._names)
+        self._curves.record(record, self.problem.model.layer_names)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Write other values by tag; they are on disk afterwards."""

@@ -51,7 +51,7 @@ def page(found: FoundPlan, problem: Problem | None = None, plan: Plan | None = N
     elasticities = time_elasticities(plan, problem)
     outcome = Outcome(problem, plan, evaluate(plan, problem), result, [], elasticities)
     tables = render(outcome, Console(file=StringIO(), width=100))
-    commands = ["darts-parallel plan=a&b.json"]
+    commands = ["start it: darts-parallel plan=a&b.json", "no trainer has two batches"]
     return report_page(outcome, tables, commands)
 
 
@@ -99,6 +99,13 @@ def test_the_bars_of_a_stage_sum_to_its_memory_and_their_spread_is_that_of_plan_
         "Next commands",
     ):
         assert words in shown.words
+
+
+def test_sentences_are_not_written_as_commands(found: FoundPlan) -> None:
+    text = page(found)
+    assert "<pre>darts-parallel plan=a&amp;b.json</pre>" in text
+    assert '<p class="note">no trainer has two batches</p>' in text
+    assert text.count("<pre>") == 1
 
 
 def test_lines_are_escaped_and_every_stage_has_the_spread_of_its_own_memory(
