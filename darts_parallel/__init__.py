@@ -43,7 +43,7 @@ __getattr__ = lazy_names(__name__, {"api": _LATE})
 
 
 def __dir__() -> list[str]:
-    """Return all public names, those of late imports too."""
+    """Return all public names, late imports among them."""
     return sorted({*globals(), *_LATE})
 
 

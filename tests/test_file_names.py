@@ -12,43 +12,52 @@ from tests.support.sources import FOLDERS, ROOT, SOURCES, nodes
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("docs/**/*.md")),
     *sorted(ROOT.glob("conf/*.md")),
     *sorted(ROOT.glob("data/*.md")),
     *sorted(ROOT.glob("experiments/**/*.md")),
 ]
 CITED = re.compile(r"(?<![\w/*.{}-])(?:[\w.-]+/)*[\w-]+\.(?:py|md|yaml|toml)\b(?![\w{(])")
 """A file of code, of prose or of settings, with or without its folders."""
-PLACEHOLDER = re.compile(r"\b(NAME|CLUSTER_SOFTWARE)\.\w+$")
-"""A name to be filled in, such as `conf/design/NAME.yaml`."""
+PLACEHOLDER = re.compile(r"\b(NAME|CLUSTER_SOFTWARE)\.\w+$|^mine/")
+"""A name to be filled in, such as `conf/design/NAME.yaml`, or a file of a user's folder."""
 WRITTEN = {
     "cluster/measured.yaml",
+    "config.py",
     "device/measured.yaml",
     "multirun.yaml",
+    "links.py",
     "my_calibrated.yaml",
     "outputs/measured/cluster/measured.yaml",
+    "outputs/tuned/cluster/a10_8x4_common.yaml",
     "parallel_plan.py",
     "report.md",
     "results.md",
     "tensor_plan.py",
+    "train.py",
 }
-"""Files that commands write, or Hydra does."""
+"""Files that commands, Hydra or users write."""
 OTHER_PROJECTS = {
     "config_registry.py",
     "deepspeed/runtime/config.py",
+    "deepspeed/runtime/pipe/module.py",
     "examples/bert/pretrain_bert.py",
     "galvatron/core/runtime/hybrid_parallel_config.py",
     "galvatron/core/runtime/models/builder.py",
     "gpt_builders.py",
+    "integrations/deepspeed.py",
     "megatron/core/datasets/data_schedule.py",
     "megatron/core/datasets/data_schedule_utils.py",
     "megatron/core/models/hybrid/hybrid_layer_allocation.py",
     "megatron/training/arguments.py",
+    "parallelism_config.py",
     "pretrain_gpt.py",
     "pretrain_hybrid.py",
     "pytorch/module/layernorm_linear.py",
     "pytorch/module/linear.py",
+    "run_train.py",
     "runtime/engine.py",
+    "scripts/train_dist.yaml",
     "src/accelerate/parallelism_config.py",
     "src/nanotron/config/models_config.py",
     "src/nanotron/models/llama.py",
@@ -57,6 +66,8 @@ OTHER_PROJECTS = {
     "torchtitan/distributed/activation_checkpoint.py",
     "torchtitan/models/__init__.py",
     "torchtitan/models/common/decoder.py",
+    "torchtitan/models/llama3/config_registry.py",
+    "train_dist.py",
 }
 """Sources that the formulas and exporters cite from other projects."""
 

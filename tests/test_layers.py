@@ -72,7 +72,6 @@ READERS = {
 }
 """Functions below `planner` that read five parts of the problem or more, and get the whole."""
 KNOWN_CYCLES = [
-    ["darts_parallel.config._meta_model", "darts_parallel.config.huggingface"],
     ["darts_parallel.config.layer_pattern", "darts_parallel.config.model"],
 ]
 """Modules that import each other; the list may only get shorter."""

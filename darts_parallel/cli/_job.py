@@ -290,7 +290,7 @@ class Job(Watcher):
         """Return the plans of all risk levels, and write the files of all but the chosen one."""
         found: Sequence[Rung] = ()
         with self._beside("the risk table"):
-            found = ladder(planned, self.problem)
+            found = ladder(planned)
         written = []
         for rung in found:
             with self._beside(rung.file):

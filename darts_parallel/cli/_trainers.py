@@ -15,6 +15,7 @@ from darts_parallel.errors import DartsParallelError
 from darts_parallel.exact import find_uniform_within
 from darts_parallel.export import model_refusals, refusals, taken_by
 from darts_parallel.planner import (
+    Asked,
     Planned,
     first_blocks_plan,
     looser_tables,
@@ -164,7 +165,7 @@ class _TrainerRows:
             least = (ranked[0].time if ranked else known) * (1.0 - own.config.search.tie)
             for tables in levels:
                 # the first level has the most memory: what finds nothing there finds nothing later
-                better = first_blocks_plan(tables, own, least)
+                better = first_blocks_plan(Asked.of(own, tables), least)
                 if better is None or keeps(better):
                     break
             else:

@@ -1,5 +1,7 @@
 """Read what a user may write: schema, composition, and one sentence for what cannot be."""
 
+from darts_parallel.config._imported import OWN_FILE as OWN_FILE
+from darts_parallel.config._imported import Imported as Imported
 from darts_parallel.config.bilevel import BilevelConfig as BilevelConfig
 from darts_parallel.config.box import BETWEEN as BETWEEN
 from darts_parallel.config.box import BOX as BOX
@@ -32,8 +34,6 @@ from darts_parallel.config.composition import require_few_values as require_few_
 from darts_parallel.config.composition import to_config as to_config
 from darts_parallel.config.composition import with_own_job as with_own_job
 from darts_parallel.config.composition import with_own_software as with_own_software
-from darts_parallel.config.huggingface import OWN_FILE as OWN_FILE
-from darts_parallel.config.huggingface import Imported as Imported
 from darts_parallel.config.huggingface import import_model as import_model
 from darts_parallel.config.interrupts import begin_worker as begin_worker
 from darts_parallel.config.interrupts import (

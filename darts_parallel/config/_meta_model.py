@@ -15,8 +15,8 @@ import transformers
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from darts_parallel.config._imported import OWN_FILE, Imported
 from darts_parallel.config._model_shapes import HeadShape, NotModelled, ShapeReader
-from darts_parallel.config.huggingface import OWN_FILE, Imported
 from darts_parallel.config.model import MAX_SIZE
 from darts_parallel.errors import ConfigError, UnsupportedError
 

@@ -16,10 +16,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from darts_parallel.config._imported import Imported
 from darts_parallel.config._keys import type_at
 from darts_parallel.config.box import with_box
 from darts_parallel.config.checks import require
-from darts_parallel.config.huggingface import Imported, resolve_path
+from darts_parallel.config.huggingface import resolve_path
 from darts_parallel.config.messages import config_sentence, error_sentence
 from darts_parallel.config.old_keys import current_folder
 from darts_parallel.config.schema import Config, config_dir, register_schema

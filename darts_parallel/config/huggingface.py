@@ -8,34 +8,16 @@ matrix products of a forward pass, `_model_shapes` gives every weight a role, an
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from darts_parallel.config._imported import Imported
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.errors import ConfigError, UnsupportedError, read_json
-
-OWN_FILE = (
-    "try a model file of your own (--config-dir) with what darts_parallel/config/model.py lists"
-)
-
-
-@dataclass(frozen=True)
-class Imported:
-    """A model that `transformers` built from a file: its fields, parameters and FLOP."""
-
-    place: str
-    fields: dict[str, Any]
-    parameters: int
-    """Trained parameters, tied tables counted once."""
-    flop: float
-    """FLOP of the matrix products of a forward pass over `tokens`."""
-    tokens: int
-    blocks: tuple[tuple[str, int], ...]
-    """Path and class, and parameters of every block."""
 
 
 def read_file(path: str) -> Imported:

@@ -156,7 +156,7 @@ def current_folder(folder: str) -> str:
 
 
 def _place(text: str, group: Path) -> str:
-    """Return the dotted key at which a file stands: that of its head, or else of its group."""
+    """Return the dotted key of a file: the package in its head, or else its group."""
     head = PACKAGE.search(text)
     package = head[1] if head else ".".join(group.parts)
     return GROUP_KEYS.get(package, package)

@@ -88,7 +88,7 @@ class Knobs:
         return len(self.names)
 
     def cost(self, z: Array) -> Array:
-        """Return what every knob costs at log goodness `z`."""
+        """Return the cost of every knob at log goodness `z`."""
         return self.price * np.exp(self.exponent * z)
 
     def spend(self, slopes: Array, money: Array) -> Spent:

@@ -385,7 +385,7 @@ def _answer(
     *,
     elasticities: bool,
 ) -> Answer:
-    """Return what was found in the units of the figures; slopes are 0 where nobody asks for them."""
+    """Return the answer in the units of the figures; slopes are 0 where nobody asks for them."""
     branch = use.branch
     knobs = branch.option.knobs
     z = np.zeros(len(knobs))

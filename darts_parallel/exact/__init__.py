@@ -8,7 +8,6 @@ from darts_parallel.exact.chosen_stages import balanced_plans as balanced_plans
 from darts_parallel.exact.enumeration import number_of_plans as number_of_plans
 from darts_parallel.exact.layerwise import find_layerwise_plan as find_layerwise_plan
 from darts_parallel.exact.limits import SegmentBounds as SegmentBounds
-from darts_parallel.exact.outer_choice import AGREEMENT as AGREEMENT
 from darts_parallel.exact.outer_choice import OuterChoiceSolver as OuterChoiceSolver
 from darts_parallel.exact.result import LATE as LATE
 from darts_parallel.exact.result import TOO_LARGE as TOO_LARGE

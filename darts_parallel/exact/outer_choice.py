@@ -34,8 +34,6 @@ from darts_parallel.exact.result import Check
 
 Segment = tuple[int, int, int]
 """Stage, first layer, end."""
-AGREEMENT = COST_TOLERANCE
-"""Relative; an incumbent's cost is reached again, and costs of labels are verified, within this."""
 FIRST_MARGIN = 0.0003
 """The first limit, relative to the lower bound: the optimum is often as close, and few labels survive."""
 TOTAL, SLOWEST, SYNC = range(3)
@@ -282,14 +280,14 @@ class OuterChoiceSolver:
         total = costs.num_micro_batches * (layers + pairs)
         total = total + sync + per_iteration
         # rounding: where there is one strategy only, every plan is the most expensive
-        return float(total) * (1 + AGREEMENT)
+        return float(total) * (1 + COST_TOLERANCE)
 
     def _verified(self, plan: Arrangement) -> PricedPlan:
         """Return the plan with its true cost, which must agree with the label's."""
         hard = HardPlans.one(self.outer, plan.choices, plan.first_layers)
         cost = evaluate_batch(self.table, hard)
         true = float(cost.iteration_time[0])
-        agrees = abs(true - plan.cost) <= AGREEMENT * true
+        agrees = abs(true - plan.cost) <= COST_TOLERANCE * true
         if not agrees or not cost.feasible[0]:
             raise RuntimeError(
                 f"the exact planner priced a plan at {plan.cost} s, but it costs {true} s"

@@ -148,7 +148,7 @@ def packing_flags(training: TrainingConfig, pp: int) -> dict[str, str]:
 
 
 def _notes(job: Request) -> list[str]:
-    """List what the flags do not say of the model, since the plan does not know it either."""
+    """List the parts of the model that the flags leave out, since the plan does not know them either."""
     config = job.model
     notes = [
         "data, tokenizer, learning rate and checkpoints are yours: bash megatron.sh --data-path ...",

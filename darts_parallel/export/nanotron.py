@@ -139,7 +139,7 @@ def _check(job: Request) -> None:
 
 
 def _run(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
-    """Return what the plan and the job say."""
+    """Return the values of the file that the plan and the job give."""
     training = job.training
     narrow = training.precision == "fp16" or job.problem.software.gradient_bits == 16
     values: dict[str, Any] = {"dp": strategy.dp, "tp": strategy.tp}

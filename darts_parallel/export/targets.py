@@ -113,7 +113,7 @@ def _plain(problem: Problem) -> Plan:
 
 
 def model_refusals(problem: Problem, target: str) -> list[tuple[str, str]]:
-    """Return what a target refuses of the model and the job, whatever the plan."""
+    """Return the refusals of a target for the model and the job, whatever the plan."""
     return [
         entry
         for entry in refusals(problem, _plain(problem), target)

@@ -276,7 +276,7 @@ def price_stage(f, first, choices, stage, stages, once):
 
 @njit(cache=True)
 def price(f, first, choices, stages):
-    """Fill the costs of stages from those of layers.
+    """Add up the costs of stages from the costs of layers.
 
     Args:
         f: `Figures` of layers.
@@ -415,7 +415,7 @@ def anneal(f, words, lengths, first, choices, current, trial, moves, heat, share
 
     Args:
         f: Figures of layers.
-        words, first, choices: Of the order and its stages; become those of the best one met.
+        words, first, choices: The order and its stages; the best ones that are met replace them.
         lengths: Passes of every device, `(P,)`.
         current, trial: `Stages` to work with.
         moves: Orders that are timed.

@@ -45,6 +45,7 @@ from torch import Tensor
 
 from darts_parallel.config import SearchConfig
 from darts_parallel.cost import (
+    COST_TOLERANCE,
     CostTable,
     HardPlans,
     PricedPlan,
@@ -82,8 +83,6 @@ from darts_parallel.gradient.settling import (
 from darts_parallel.gradient.step_record import LeadingPlan, PlanStage, SearchResult, StepRecord
 from darts_parallel.problem import Problem
 
-TOLERANCE = 1.0 + 1e-9
-"""Factor on the best plan's seconds up to which a lower bound excludes nothing: above rounding."""
 THIN_AT = (0.05, 0.15, 0.3, 0.5)
 """Shares of the steps after which the worse half of the restarts is dropped."""
 AVERAGED_FROM = 2 / 3
@@ -179,14 +178,14 @@ class GradientSearch:
 
     def _lower_bounds(self) -> list[Tensor]:
         """Return a lower bound of the seconds of every pipeline configuration, by table `(O,)`."""
-        known = self.pool.best_time * TOLERANCE
+        known = self.pool.best_time * (1.0 + COST_TOLERANCE)
         tables = self.pool.tables
         late = partial(self._late, START_SHARE)
         return [outer_lower_bounds(table, known=known, late=late) for table in tables]
 
     def _may_win(self, bounds: Tensor) -> Tensor:
         """Return which lower bounds the best plan does not exclude, bool of the same shape."""
-        return bounds <= self.pool.best_time * TOLERANCE
+        return bounds <= self.pool.best_time * (1.0 + COST_TOLERANCE)
 
     def _add_simulated_plans(self) -> None:
         """Add plans of balanced stages to simulated tables."""
@@ -288,7 +287,7 @@ class GradientSearch:
         return record
 
     def _averaged_steps(self) -> int:
-        """Return steps that the means have with this one: the last third of those of equal boundaries."""
+        """Return the number of steps in the means: the last third of the steps of equal boundaries."""
         first = 0
         end = self.settling_step
         if self.step >= end:

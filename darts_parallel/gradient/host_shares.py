@@ -20,6 +20,7 @@ from torch.autograd.functional import jacobian
 
 from darts_parallel.config import OFFLOADS
 from darts_parallel.cost import (
+    COST_TOLERANCE,
     Array,
     BatchCost,
     CostTable,
@@ -34,8 +35,6 @@ MAX_STEPS = 200
 """Steps of the solver; with 16 devices about 20 are taken."""
 PRECISION = 1e-10
 """Relative change of the seconds at which the solver stops."""
-LEAST_GAIN = 1e-9
-"""Relative gain below which the shares stay as they are."""
 ROOM = 1.0 - 1e-9
 """Share of the capacity that may be filled: the solver keeps constraints up to rounding."""
 
@@ -59,7 +58,7 @@ def with_finished_shares(table: CostTable, entry: PricedPlan, plan: Plan) -> tup
     shares = programme.solve(given)
     cost = _priced(table, entry.plan, shares)
     seconds = float(cost.fitting_seconds[0])
-    if seconds >= entry.time * (1.0 - LEAST_GAIN):
+    if seconds >= entry.time * (1.0 - COST_TOLERANCE):
         return plan, entry.time
     pairs = tuple(map(tuple, shares.tolist()))
     return replace(plan, offload=pairs), seconds

@@ -15,9 +15,8 @@ import numpy as np
 from torch import Tensor
 
 from darts_parallel.config import SearchConfig
-from darts_parallel.cost import CostTable, PricedPlan
+from darts_parallel.cost import COST_TOLERANCE, CostTable, PricedPlan
 from darts_parallel.exact import (
-    AGREEMENT,
     DeadlineError,
     OuterChoiceSolver,
     SegmentBounds,
@@ -175,7 +174,7 @@ class _PoolPolisher:
 
     def _solve(self, case: OuterChoiceSolver, work: Work) -> bool:
         """Add a configuration's best plan if no other is better; return whether the labels sufficed."""
-        limit = self.pool.best_time * (1 + AGREEMENT)
+        limit = self.pool.best_time * (1 + COST_TOLERANCE)
         before = work.left
         try:
             found = case.solve(self.space_kind, limit, work)

@@ -194,7 +194,7 @@ class Surrogate:
         return {name: torch.unflatten(added, 0, size) for name, added in own.items()}
 
     def _stage_costs(self, stages: Tensor, layers: Tensor) -> dict[str, Tensor]:
-        """Return costs of all stages by name, `(O, R, K)`, from those of layers `(O, R, L, .)`."""
+        """Return costs of all stages by name, `(O, R, K)`, from costs of layers `(O, R, L, .)`."""
         sums = stages.transpose(-1, -2) @ layers
         parts = torch.split(sums, self._widths, dim=-1)
         named = zip(self._names, parts, strict=True)

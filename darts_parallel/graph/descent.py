@@ -23,7 +23,7 @@ STEPS = 2000
 CHECKED = 200
 """Steps after which a plan is rounded; they divide `STEPS`."""
 BALANCES = (10.0, 1.0)
-"""Steps of the multipliers over those of the probabilities, of every restart."""
+"""Step size of the multipliers per step size of the probabilities, one for every restart."""
 SWEEPS = 50
 """Changes of every choice by coordinate descent, at most."""
 POLISHED = 4
@@ -69,7 +69,7 @@ class PairDescent:
     """Probabilities of all choices and pairs of a programme, and the multipliers of its rows.
 
     Args:
-        balance: Steps of the multipliers over those of the probabilities.
+        balance: Step size of the multipliers per step size of the probabilities.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class PairDescent:
         self.now = then
 
     def probabilities(self) -> list[np.ndarray]:
-        """Return those of every group's choices."""
+        """Return the probabilities of every group's choices."""
         found = []
         for first, end in self.programme.spans:
             part = self.now[first:end].clip(1e-12)

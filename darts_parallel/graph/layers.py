@@ -236,7 +236,7 @@ def _parts(
     alone: float,
     shared: float,
 ) -> tuple[float, float]:
-    """Return what ranks divide of a figure, and what each of them has.
+    """Return the part of a figure that ranks divide, and the part that each rank has whole.
 
     Args:
         alone: The figure on one rank.

@@ -64,7 +64,7 @@ class GraphPlan:
     assignment: tuple[int, ...]
 
     def choice(self, op: GraphOperator) -> OperatorChoice:
-        """Return what an operator chooses."""
+        """Return the choice of an operator."""
         group = self.space.group_of[op.name]
         return self.space.groups[group].choices[self.assignment[group]]
 

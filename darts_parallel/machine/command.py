@@ -94,7 +94,7 @@ def run(options: ProfileOptions) -> int:
 
 
 def _write(folder: Path, profile: Profile) -> None:
-    """Write the files; print those of the device and the cluster, and how to use them."""
+    """Write the files; print the device's and the cluster's file, and how to use them."""
     device = device_yaml(profile, node_memory(profile.machine))
     for part, text in (("device", device), ("cluster", cluster_yaml(profile))):
         write_text(folder / f"{part}/{profile.name}.yaml", text)

@@ -1,5 +1,6 @@
 """From a problem to a verified plan."""
 
+from darts_parallel.planner._session import Asked as Asked
 from darts_parallel.planner.elasticities import STEP as STEP
 from darts_parallel.planner.elasticities import offload_slopes as offload_slopes
 from darts_parallel.planner.elasticities import sensitivity as sensitivity

@@ -135,7 +135,7 @@ class PlanPrices:
     def at(self, cp: int) -> Floats:
         """Return the seconds at a context-parallel degree and G lengths, `(P, K * G, 2 * stages + 1)`.
 
-        They are those of passes forward and backward on every stage, then those once an iteration.
+        The columns are the forward and backward passes of every stage, then the seconds once an iteration.
         """
         if cp not in self.stacked:
             grid = self.strategies.draws.grid.tolist()

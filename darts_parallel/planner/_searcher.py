@@ -197,9 +197,17 @@ class ProductSearch:
         note = SCORED
         if skipped:
             note += f"; {len(skipped)} faster ones do not run and are skipped"
-        took, count = time.monotonic() - began, len(ranked)
+        took = time.monotonic() - began
         seconds, plan = running[0]
-        answer = Verification("", plan, seconds, 0.0, took, count, True, SPACE, seconds, note)
+        answer = Verification(
+            "",
+            plan,
+            seconds,
+            plans_evaluated=len(ranked),
+            proven=True,
+            lower_bound_s=seconds,
+            note=note,
+        )
         session.found.others = tuple(running)
         rows = []
         for own in ranked:

@@ -37,8 +37,6 @@ class Asked:
     settings: SearchConfig
     budgets: Mapping[str, float]
     """Seconds of wall-clock by the key that gives them."""
-    whole: Sequence[CostTable] = ()
-    """The tables with the strategies that others dominate."""
     job: Problem | None = None
     """None where cost tables are all that is known."""
     simulated: bool = False
@@ -52,22 +50,21 @@ class Asked:
     def of(problem: Problem, tables: Sequence[CostTable] | None = None) -> "Asked":
         """Ask for a plan of a problem, over `tables` or else over the tables of its whole space."""
         config, space = problem.config, problem.config.space
-        whole = build_tables(problem) if tables is None else tables
         if tables is None:
-            tables = [without_dominated(table) for table in whole]
+            tables = [without_dominated(table) for table in build_tables(problem)]
         blocks = None
         if config.rules.whole_ends == "always":
             blocks = tuple(layer.recomputable for layer in problem.model.layers)
         checks = config.verification
         limits = budgets(config.search, checks.max_seconds if checks.enabled else 0.0)
         simulated = config.cost.pipeline == "simulated"
-        question = Asked(tables, space.kind, config.search, limits, whole, problem)
+        question = Asked(tables, space.kind, config.search, limits, problem)
         return replace(question, simulated=simulated, schedules=space.schedules, blocks=blocks)
 
-    def at(self, problem: Problem) -> "Asked":
-        """Return the question about a problem that differs in the memory left free; tables are shared."""
-        asked = Asked.of(problem, with_memory_of(problem, self.tables))
-        return replace(asked, whole=with_memory_of(problem, self.whole))
+    def at(self, headroom: float) -> "Asked":
+        """Return the question with another share of the memory left free; tables are shared."""
+        problem = self.problem.leaving_free(headroom)
+        return Asked.of(problem, with_memory_of(problem, self.tables))
 
     def within(self, seconds: float) -> "Asked":
         """Return the question with another limit on the seconds of the search."""
@@ -216,7 +213,12 @@ class Session:
 
     def result(self, plan: Plan, seconds: float, others: Iterable[NamedPlan]) -> SearchResult:
         """Return a plan as the result of a search that took no steps."""
-        evaluated, seed = self.found.plans_evaluated, self.asked.settings.seed
-        alternatives, took = tuple(others), self.reported.elapsed
         found = (plan, seconds)
-        return SearchResult(*found, *found, alternatives, (), took, 0, 0, seed, evaluated)
+        return SearchResult(
+            *found,
+            *found,
+            alternatives=tuple(others),
+            seconds=self.reported.elapsed,
+            seed=self.asked.settings.seed,
+            plans_evaluated=self.found.plans_evaluated,
+        )

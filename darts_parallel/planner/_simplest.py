@@ -26,7 +26,6 @@ from darts_parallel.gradient import round_counts
 from darts_parallel.planner._session import Asked, NamedPlan
 from darts_parallel.planner.first_blocks import even_cuts
 from darts_parallel.plans import Plan, job_facts, trainer_runs_plan
-from darts_parallel.problem import Problem
 
 TIE = 0.001
 """Relative seconds that more even stages may cost, after `search.tie`."""
@@ -96,7 +95,6 @@ def recomputed_first(plan: Plan, asked: Asked) -> Plan:
 def simplest_within(
     plans: Sequence[Plan],
     asked: Asked,
-    problem: Problem,
     limit: float,
 ) -> Plan:
     """Return the plan that is easiest to run, of some plans and of their merged forms.
@@ -113,7 +111,7 @@ def simplest_within(
     alike = list(dict.fromkeys([*as_fast, *merged]))
     evened = [even for own in alike for even in _evened(own, asked)]
     alike += _within(evened, asked, limit)
-    return min(alike, key=lambda own: (*effort(own, problem), asked.seconds(own)))
+    return min(alike, key=lambda own: (*effort(own, asked), asked.seconds(own)))
 
 
 def _evened(plan: Plan, asked: Asked) -> Iterator[Plan]:
@@ -125,8 +123,9 @@ def _evened(plan: Plan, asked: Asked) -> Iterator[Plan]:
         yield replace(plan, boundaries=(*starts.tolist(), len(plan.layers)))
 
 
-def effort(plan: Plan, problem: Problem) -> tuple[int, int, int, int]:
+def effort(plan: Plan, asked: Asked) -> tuple[int, int, int, int]:
     """Return what makes a plan hard to run, the weightiest first."""
+    problem = asked.problem
     strategies = set(plan.layers)
     job = job_facts(problem.model, problem.training, problem.software)
     abilities = map(problem.config.abilities, EXPORTS)

@@ -10,15 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from darts_parallel.cost import GAIN_TOLERANCE, BatchCost, evaluate_batch, hard_plan
+from darts_parallel.cost import COST_TOLERANCE, GAIN_TOLERANCE, BatchCost, evaluate_batch, hard_plan
 from darts_parallel.exact import ChosenStages, DeadlineError
 from darts_parallel.planner._session import Asked
 from darts_parallel.plans import Plan
 
 SUM_WEIGHT = 1e5
 """How much more a second of the stages' sum counts than a squared second, by the slowest stage."""
-LEAST_GAIN = 1e-9
-"""Relative decrease of the sum of squares from which a split is more even, above rounding."""
 
 
 def balance_stages(plan: Plan, asked: Asked, tolerance: float = GAIN_TOLERANCE) -> Plan:
@@ -54,7 +52,7 @@ def balance_stages(plan: Plan, asked: Asked, tolerance: float = GAIN_TOLERANCE) 
     new = evaluate_batch(table, hard)
     limit = float(cost.iteration_time[0]) * (1 + tolerance)
     as_fast = float(new.fitting_seconds[0]) <= limit
-    more_even = _squares(new) < _squares(cost) * (1 - LEAST_GAIN)
+    more_even = _squares(new) < _squares(cost) * (1 - COST_TOLERANCE)
     if not as_fast or not more_even:
         return plan
     return replace(plan, boundaries=(*starts, len(plan.layers)))
@@ -75,6 +73,6 @@ def _movable(plan: Plan, asked: Asked) -> bool:
 
 
 def _unevenness(seconds: NDArray[np.float64], slowest: float) -> NDArray[np.float64]:
-    """Return what the program sums: squared seconds, and with far more weight the seconds themselves."""
+    """Return the terms of the program's sum: squared seconds, and with far more weight the seconds."""
     share = seconds / slowest
     return share * share + SUM_WEIGHT * share

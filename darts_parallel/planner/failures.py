@@ -28,7 +28,7 @@ class FailureCosts:
 
 
 def failure_costs(problem: Problem, seconds: float) -> FailureCosts | None:
-    """Return what failures leave of a plan of some seconds; None where they are not considered."""
+    """Return the cost of failures for a plan of some seconds; None where the job has no failures."""
     job = failing_job(problem, problem.cluster)
     if job is None:
         return None

@@ -5,7 +5,7 @@ takes stages of any lengths. Such a plan keeps as many activations as the memory
 uniform one keeps all or none.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -20,7 +20,7 @@ from darts_parallel.cost import (
     fastest,
 )
 from darts_parallel.gradient import with_moved_boundaries
-from darts_parallel.problem import Problem
+from darts_parallel.planner._session import Asked
 
 MOST_PLANS = 4096
 """Plans that are priced at once; they bound the memory."""
@@ -28,14 +28,13 @@ SHIFTS = 8
 """Rounds in which the stage boundaries of the best plan are moved by a layer."""
 
 
-def first_blocks_plan(
-    tables: Sequence[CostTable], problem: Problem, seconds: float
-) -> PricedPlan | None:
+def first_blocks_plan(asked: Asked, seconds: float) -> PricedPlan | None:
     """Return the fastest plan with the first blocks of every stage recomputed, faster than `seconds`.
 
     Returns:
         None where the trainer runs no such plan, or none is faster.
     """
+    problem, tables = asked.problem, asked.tables
     config = problem.config
     if not config.rules.first_blocks or config.space.cut != LAYER:
         return None

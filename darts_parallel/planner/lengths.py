@@ -108,7 +108,7 @@ class Packing(NamedTuple):
         return partial(padded, dp=dp, cp=self.cp, size=self.micro_batch_size)
 
     def key(self, ranks: int) -> Hashable:
-        """Return what the packing depends on: not on the degree of a dynamic launch."""
+        """Return the values that the packing depends on; the degree of a dynamic launch is not one."""
         own = self._replace(cp=1) if self.scheduler == DYNAMIC else self
         return ranks, own
 
@@ -368,7 +368,7 @@ class _PackingSearch:
         return tried._replace(seconds=float(seconds.mean()))
 
     def _budgets_near(self, tried: _Tried, steps: Sequence[float]) -> list[Packing]:
-        """Return packings with budgets around that of a plan."""
+        """Return packings with budgets around a plan's budget."""
         own = tried.packing
         if not own.budget or self.problem.training.max_seqlen_per_dp_cp_rank is not None:
             return []

@@ -22,7 +22,6 @@ from darts_parallel.cost import (
     build_tables,
     evaluate,
     kept_bytes,
-    without_dominated,
 )
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.gradient import any_fits
@@ -192,7 +191,7 @@ class _ChanceSearch:
         Args:
             sure: Whether all levels are tried, however safe the plan is.
         """
-        if all(always_fits(table) for table in found.tables):
+        if found.asked is None or all(map(always_fits, found.asked.tables)):
             return found
         for looser in reversed(range(level)):
             late = time.monotonic() - self.began > self.config.search.max_seconds
@@ -222,11 +221,9 @@ class _ChanceSearch:
 
     def _gains(self, found: Planned) -> bool:
         """Return whether exact methods know a faster plan whose median peak fits, or are not asked."""
-        tables = _checked(self.config, found.tables)
-        if found.result is None or not tables:
+        if found.asked is None or found.result is None or not _checks(self.config):
             return not self.config.verification.enabled
-        asked = _asked_at(self.problem, 0.0, tables)
-        rung = _rung("fastest", asked, found, RUNG_SECONDS)
+        rung = _rung("fastest", found.asked.at(0.0), found, RUNG_SECONDS)
         least = GAIN + self.config.search.tie
         return rung is not None and rung.seconds < found.result.iteration_time_s * (1.0 - least)
 
@@ -296,15 +293,13 @@ def _distance_that_fits(problem: Problem) -> float:
     return low
 
 
-def _checked(config: Config, tables: Sequence[CostTable]) -> list[CostTable]:
-    """Return the tables that exact methods check; none of simulated or unchecked jobs."""
+def _checks(config: Config) -> bool:
+    """Return whether exact methods check a job; not where it is simulated."""
     closed = config.cost.pipeline == "closed_form" and not config.unsolved
-    if not closed or not config.verification.enabled:
-        return []
-    return [without_dominated(table) for table in tables]
+    return closed and config.verification.enabled
 
 
-def ladder(planned: Planned, problem: Problem) -> list[Rung]:
+def ladder(planned: Planned) -> list[Rung]:
     """Return the risk levels: the fastest plan whose median peak fits, the chosen one, and a safe one.
 
     The fastest is left out where it gains no more than ties may cost. The safe one is the cheapest
@@ -314,38 +309,36 @@ def ladder(planned: Planned, problem: Problem) -> list[Rung]:
     chosen one; it is left out where none is easier than that one. The others come from the exact
     methods, each within `RUNG_SECONDS`, where plans are checked at all.
     """
-    tight, result = planned.problem, planned.result
-    if tight is None or result is None or planned.out_of_memory is None:
+    asked, result = planned.asked, planned.result
+    if asked is None or result is None or planned.out_of_memory is None:
         return []
     chosen = Rung(CHOSEN, planned.plan, result.iteration_time_s, planned.out_of_memory)
     rungs = [chosen]
-    tables = _checked(problem.config, planned.tables)
-    if tables and tight.headroom:
-        asked = _asked_at(problem, 0.0, tables)
-        fastest = _rung("fastest", asked, planned, RUNG_SECONDS)
+    checks = _checks(asked.problem.config)
+    if checks and asked.problem.headroom:
+        fastest = _rung("fastest", asked.at(0.0), planned, RUNG_SECONDS)
         if fastest is not None and fastest.seconds < chosen.seconds * (1.0 - GAIN):
             rungs.append(fastest)
-    if tables and chosen.chance > SURE:
-        rungs += _safe_rungs(problem, chosen, tables)
-    easy = _simplest_rung(planned, tight, chosen)
+    if checks and chosen.chance > SURE:
+        rungs += _safe_rungs(asked, chosen)
+    easy = _simplest_rung(planned, chosen)
     return sorted([*rungs, *easy], key=lambda rung: rung.seconds)
 
 
-def _simplest_rung(
-    planned: Planned,
-    tight: Problem,
-    chosen: Rung,
-) -> list[Rung]:
-    """Return the plan that is easiest to run of those that the model cannot tell from the chosen one."""
+def _simplest_rung(planned: Planned, chosen: Rung) -> list[Rung]:
+    """Return the plan that is easiest to run of the plans that the model cannot tell from the chosen one."""
     asked, result = planned.asked, planned.result
-    if asked is None or result is None or asked.simulated or tight.config.unsolved:
+    if asked is None or result is None or asked.simulated:
+        return []
+    tight = asked.problem
+    if tight.config.unsolved:
         return []
     limit = chosen.seconds * exp(posterior(tight).difference)
     known = [answer.plan for answer in planned.answers if answer.plan is not None]
     others = [plan for _, plan in result.alternatives]
-    plan = simplest_within([chosen.plan, *known, *others], asked, tight, limit)
-    chance = out_of_memory(plan, asked.problem)
-    if effort(plan, tight) >= effort(chosen.plan, tight) or chance is None:
+    plan = simplest_within([chosen.plan, *known, *others], asked, limit)
+    chance = out_of_memory(plan, tight)
+    if effort(plan, asked) >= effort(chosen.plan, asked) or chance is None:
         return []
     allowed = tight.config.space.out_of_memory
     # without a limit it is no riskier than the chosen one
@@ -354,50 +347,35 @@ def _simplest_rung(
     return [Rung("simplest", plan, asked.seconds(plan), chance)]
 
 
-def _safe_rungs(
-    problem: Problem,
-    chosen: Rung,
-    tables: Sequence[CostTable],
-) -> list[Rung]:
+def _safe_rungs(asked: Asked, chosen: Rung) -> list[Rung]:
     """Return the cheaper safe plan of the uniform space and of the whole one; none where neither is found.
 
     Uniform plans take a tenth of the seconds, so that one is known.
     """
-    kinds = dict.fromkeys(("uniform", problem.config.space.kind))
-    found = [_safe(problem, chosen, tables, kind) for kind in kinds]
+    kinds = dict.fromkeys(("uniform", asked.space_kind))
+    found = [_safe(asked.at(0.0), chosen, kind) for kind in kinds]
     return sorted((rung for rung in found if rung is not None), key=lambda rung: rung.seconds)[:1]
 
 
-def _asked_at(
-    problem: Problem,
-    headroom: float,
-    tables: Sequence[CostTable],
-) -> Asked:
-    """Ask for a plan of a problem that leaves another share of the memory free."""
-    own = problem.leaving_free(headroom)
-    return Asked.of(own, with_memory_of(own, tables))
+def _safe(asked: Asked, chosen: Rung, kind: str) -> Rung | None:
+    """Return the safe plan: memory is tightened from the chosen plan's on, step by step.
 
-
-def _safe(
-    problem: Problem,
-    chosen: Rung,
-    tables: Sequence[CostTable],
-    kind: str,
-) -> Rung | None:
-    """Return the safe plan: memory is tightened from the chosen plan's on, step by step."""
+    Args:
+        asked: The question with all memory.
+    """
     deadline = time.monotonic() + RUNG_SECONDS
-    cost = evaluate(chosen.plan, problem)
+    cost = evaluate(chosen.plan, asked.problem)
     pairs = zip(cost.capacity_bytes, cost.memory_bytes, strict=True)
     distance = min(capacity / used - 1.0 for capacity, used in pairs)
     chance, wanted = chosen.chance, SAFER * chosen.chance
     # as wide as the chosen plan's own error
     implied = distance / _quantile(min(chance, 0.49))
-    spread = max(posterior(problem).residuals.memory, implied)
+    spread = max(posterior(asked.problem).residuals.memory, implied)
     for tries in range(1, SAFE_TRIES + 1):
         missing = (_quantile(wanted) - _quantile(chance)) * spread
         distance += tries * max(missing, LEAST_STEP)
-        asked = replace(_asked_at(problem, _headroom(distance), tables), space_kind=kind)
-        rung = _rung("safe", asked, None, deadline - time.monotonic())
+        tight = replace(asked.at(_headroom(distance)), space_kind=kind)
+        rung = _rung("safe", tight, None, deadline - time.monotonic())
         if rung is None or rung.seconds > chosen.seconds * (1.0 + MOST_EXTRA):
             return None
         if rung.chance <= wanted:

@@ -119,7 +119,7 @@ def _searched(
     if asked is None:
         session = product_session(tight, reported)
     else:
-        session = Session(asked.at(tight), METHODS, reported=reported)
+        session = Session(asked.at(headroom), METHODS, reported=reported)
     if seconds is not None:
         session.asked = session.asked.within(seconds)
     run_phases(session, ORDERS[tight.config.search.method])
@@ -127,10 +127,10 @@ def _searched(
     if rental is not None and rental.iteration_time_s < result.iteration_time_s:
         result = rental.instead_of(result)
     if asked is not None:
-        result = _simplified(result, session, tight)
+        result = _simplified(result, session)
     answers = checked(result, session)
     if asked is not None:
-        result = _with_first_blocks(result, session, tight)
+        result = _with_first_blocks(result, session)
         answers = tuple(answer.with_gap(result.iteration_time_s) for answer in answers)
     chance = out_of_memory(result.plan, tight)
     return Planned(
@@ -139,14 +139,13 @@ def _searched(
         answers,
         reported.interrupted,
         rental,
-        tight,
         chance,
         files=reported.files,
         asked=session.asked,
     )
 
 
-def _simplified(result: SearchResult, session: Session, problem: Problem) -> SearchResult:
+def _simplified(result: SearchResult, session: Session) -> SearchResult:
     """Return the result as the plan within `search.tie` that is easiest to run, with plans next to it.
 
     The plan of `search.method=exact` stays as fast as it is.
@@ -156,7 +155,7 @@ def _simplified(result: SearchResult, session: Session, problem: Problem) -> Sea
     if asked.settings.method != "exact" and asked.settings.tie:
         limit = asked.seconds(chosen) * (1.0 + asked.settings.tie)
         others = [plan for seconds, plan in result.alternatives if seconds <= limit]
-        chosen = simplest_within([chosen, *uniform, *others], asked, problem, limit)
+        chosen = simplest_within([chosen, *uniform, *others], asked, limit)
         tolerance = TIE
     chosen = balance_stages(chosen, asked, tolerance)
     chosen = with_one_end(chosen, uniform, asked)
@@ -168,11 +167,11 @@ def _simplified(result: SearchResult, session: Session, problem: Problem) -> Sea
     return replace(result, alternatives=tuple(ranked))
 
 
-def _with_first_blocks(result: SearchResult, session: Session, problem: Problem) -> SearchResult:
+def _with_first_blocks(result: SearchResult, session: Session) -> SearchResult:
     """Return the result with the first blocks of stages recomputed, where that gains more than ties cost."""
     asked = session.asked
     limit = result.iteration_time_s * (1.0 - asked.settings.tie)
-    found = first_blocks_plan(asked.tables, problem, limit)
+    found = first_blocks_plan(asked, limit)
     if found is None:
         return result
     uniform = (result.iteration_time_s, result.plan)
@@ -182,7 +181,7 @@ def _with_first_blocks(result: SearchResult, session: Session, problem: Problem)
 
 
 def checked(result: SearchResult, session: Session) -> tuple[Verification, ...]:
-    """Return what the methods say of a result; a claim that a plan of its space contradicts is no proof.
+    """Return the answers of the methods; a claim that a plan of its space contradicts is no proof.
 
     Errors:
         PlanError: the plan lies outside of its space.

@@ -1,10 +1,9 @@
 """A verified plan, and what `plan.json` and the end of the report say with it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from darts_parallel.cost import CostTable
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
 from darts_parallel.planner._session import Asked
@@ -47,8 +46,6 @@ class Planned:
     """Whether Ctrl-C ended the search or the checks."""
     rental: Rental | None = None
     """How its nodes were chosen out of an offer."""
-    problem: Problem | None = None
-    """Problem that was searched, with headroom for `space.out_of_memory`; None for a given plan."""
     out_of_memory: float | None = None
     """Chance that the job runs out of memory; None where the cost model has no memory."""
     warning: str = ""
@@ -59,10 +56,10 @@ class Planned:
     """Content of the files that belong next to `plan.json`, by name."""
 
     @property
-    def tables(self) -> Sequence[CostTable]:
-        """Costs of everything that was searched."""
-        return () if self.asked is None else self.asked.whole
+    def problem(self) -> Problem | None:
+        """Problem that was searched, with headroom for `space.out_of_memory`; None for a given plan."""
+        return None if self.asked is None else self.asked.job
 
     def entries(self) -> dict[str, Any]:
-        """Return what `plan.json` holds with the plan."""
+        """Return the entries of `plan.json` next to the plan."""
         return {} if self.rental is None else {"rental": self.rental.to_dict()}

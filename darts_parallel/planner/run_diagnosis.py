@@ -57,7 +57,7 @@ class Deviation:
     """Smallest change first."""
 
     def sentences(self) -> Iterator[str]:
-        """Yield what a user is told."""
+        """Yield the sentences for the user."""
         times = f"{self.ratio:.3g} times the predicted ones"
         yield (
             f"the measured {self.quantity} are {times}, {self.sds:.1f} standard deviations off, "
@@ -72,7 +72,7 @@ class Deviation:
 
 
 def deviations(problem: Problem, trial: Trial) -> list[Deviation]:
-    """Return what of a trial the model does not believe; empty where the trial may move figures."""
+    """Return the figures of a trial that the model finds too unlikely; none where it may learn from it."""
     known = posterior(problem)
     found = []
     whole = (SECONDS, seconds_run(trial, problem), None)

@@ -51,7 +51,7 @@ class Trial:
 
 
 def seconds_run(trial: Trial, problem: Problem) -> RunConfig | None:
-    """Return what the seconds of a trial say; None where it ran out of memory."""
+    """Return the run that the seconds of a trial give; None where it ran out of memory."""
     if trial.seconds is None:
         return None
     known = posterior(problem)
@@ -81,7 +81,7 @@ def peak_stage(trial: Trial, problem: Problem) -> int | None:
 
 
 def memory_run(trial: Trial, problem: Problem) -> RunConfig | None:
-    """Return what the peak of a trial says; None where it says nothing.
+    """Return the run that the peak of a trial gives; None where the trial has no usable peak.
 
     The allocator's peak says nothing of what is reserved outside of it.
     """
@@ -149,13 +149,13 @@ def with_run(problem: Problem, trial: Trial) -> Problem:
 
 
 def _new_runs(trial: Trial, problem: Problem, means: dict[LatentPlace, float]) -> list[RunConfig]:
-    """Return what a trial says, counted from the calibrated figures, which `means` have moved."""
+    """Return the runs of a trial, counted from the calibrated figures, which `means` have moved."""
     found = (seconds_run(trial, problem), memory_run(trial, problem))
     return [_before_moves(run, means) for run in found if run]
 
 
 def _before_moves(run: RunConfig, means: dict[LatentPlace, float]) -> RunConfig:
-    """Return a run whose error counts from the calibrated figures, not from those moved by `means`.
+    """Return a run whose error counts from the calibrated figures, not from the figures moved by `means`.
 
     Errors:
         ConfigError: the error is too large to be one of the model.

@@ -104,7 +104,7 @@ def _pins(space: SpaceConfig) -> Pins:
 
 
 def _rules(units: int, devices: str, training: TrainingConfig, filled: str) -> dict[str, str]:
-    """Return what a pinned degree must do, by its key."""
+    """Return the rule of every pinned degree, by its key."""
     batch = f"divide training.global_batch_size={training.global_batch_size}"
     return {
         "pp": f"divide the {devices} and leave every stage one of the {units} layers",

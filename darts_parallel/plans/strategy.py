@@ -261,7 +261,7 @@ class Plan:
         return parts
 
     def _refinements(self) -> list[str]:
-        """Name what few plans have, for the one line."""
+        """Name the rare features of the plan, for its one line."""
         sharded = [layer.shard_size for layer in self.layers if layer.shard_size]
         parts = [f"sharded over {span(sharded)}"] if sharded else []
         for name, key in (("tp", "tp_comm_bits"), ("gradients", "grad_comm_bits")):
@@ -301,7 +301,7 @@ class Plan:
         return result
 
     def _stages(self, ranks: Sequence[int]) -> list[dict[str, Any]]:
-        """Return what `plan.json` says of every stage, or chunk of a stage."""
+        """Return the entry of `plan.json` for every stage, or chunk of a stage."""
         size = len(ranks) // self.pp
         stages = []
         for chunk, (first, end) in enumerate(pairwise(self.boundaries)):

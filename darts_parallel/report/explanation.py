@@ -96,7 +96,7 @@ PARTS = {
     "activations": "activations",
     "reserved": "reserve",
 }
-"""Terms of `_PlanTerms.memory` by what they are; all others are workspace."""
+"""Kind of each term of `_PlanTerms.memory`; a term without an entry is workspace."""
 SIGNS = {"state": "█", "activations": "▓", "workspace": "▒", "reserve": "░"}
 """Character of each part of the memory in a bar."""
 BAR = 40
@@ -302,7 +302,7 @@ class _PlanTerms:
             yield _line(group.stage, group.words, term, factor * held)
 
     def _context(self, index: int) -> StageContext:
-        """Return what prices the strategy of a layer on its stage."""
+        """Return the context that prices the strategy of a layer on its stage."""
         plan = self.plan
         topology = self.cluster.stage_topology(plan.stage_of_layer[index], plan.pp)
         strategies = (plan.layers[index],)

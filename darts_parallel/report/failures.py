@@ -5,7 +5,7 @@ from darts_parallel.report.format import percent
 
 
 def failure_lines(costs: FailureCosts) -> tuple[str, str]:
-    """Return what is left and until when; then how often to write a checkpoint, and where time goes."""
+    """Return the time that is left and until when; then how often to checkpoint, and where time goes."""
     shares = costs.shares
     minutes = shares.checkpoint_interval_s / 60.0
     parts = [

@@ -42,7 +42,7 @@ def plan_dict(outcome: Outcome) -> dict[str, Any]:
 
 
 def _job(problem: Problem) -> dict[str, Any]:
-    """Return what is trained, where and by what."""
+    """Return the model, the cluster and the framework of the job."""
     config = problem.config
     counts = {
         "num_parameters": problem.model.num_parameters,

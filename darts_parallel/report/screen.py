@@ -120,7 +120,7 @@ def mask_note(problem: Problem) -> str:
 
 
 def _job_notes(outcome: Outcome) -> Iterator[str]:
-    """Yield what few jobs have: unequal nodes, dollars, failures, a batch that divides badly, savings."""
+    """Yield the lines that few jobs need: unequal nodes, dollars, failures, uneven batches, savings."""
     problem = outcome.problem
     yield outcome.not_priced
     if lengths := problem.training.lengths:
@@ -168,7 +168,7 @@ def _training_words(problem: Problem) -> str:
 
 
 def _times(outcome: Outcome) -> str:
-    """Return the seconds of every cause that takes a notable share, and those of the others together."""
+    """Return the seconds of every cause that takes a notable share, and the sum of all other seconds."""
     cost = outcome.cost
     least = NOTABLE_TIME * cost.iteration_time_s
     causes = sorted(cost.breakdown_s.items(), key=lambda entry: -entry[1])

@@ -88,7 +88,7 @@ def notable_stages(cost: CostBreakdown) -> set[int]:
 
 
 def _stage_line(outcome: Outcome, stage: int, every: bool) -> _StageLine:
-    """Return what the report says of a stage."""
+    """Return the words of the report for a stage."""
     plan, cost = outcome.plan, outcome.cost
     layers = _layers_of(plan, [stage])
     kinds = Counter(outcome.problem.model.layers[i].kind for i in layers)

@@ -97,7 +97,7 @@ def override_values(overrides: Sequence[str]) -> dict[str, bool | str | float | 
 
 
 def _measures(outcome: Outcome) -> dict[str, float]:
-    """Return what sweeps compare: speed, memory of the fullest stage, risk, gaps, search seconds."""
+    """Return the figures that sweeps compare: speed, memory of the fullest stage, risk, gaps, seconds."""
     cost = outcome.cost
     result = outcome.result
     measures = {

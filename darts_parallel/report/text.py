@@ -157,7 +157,7 @@ def report_tables(outcome: Outcome, takers: Takers | None = None) -> list[Table]
 
 
 def report_notes(outcome: Outcome) -> Iterator[str]:
-    """Yield what stands below the tables: how the search went, and what signs in the tables mean."""
+    """Yield the lines below the tables: how the search went, and what signs in the tables mean."""
     yield from _indistinguishable(outcome)
     yield from averaged_switches(outcome.problem)
     if outcome.result is not None:

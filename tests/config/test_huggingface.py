@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from darts_parallel.config._imported import Imported
 from darts_parallel.config.composition import load_config
-from darts_parallel.config.huggingface import Imported, import_model
+from darts_parallel.config.huggingface import import_model
 from darts_parallel.config.model import MAX_SIZE, ModelConfig
 from darts_parallel.config.schema import config_dir
 from darts_parallel.errors import ConfigError, UnsupportedError

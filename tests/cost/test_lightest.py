@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from darts_parallel.cost.lightest import _lightest
+from darts_parallel.cost.lightest import _fill, _lightest
 from darts_parallel.cost.table import build_tables
 from darts_parallel.problem.problem import load_problem
 
@@ -35,3 +35,9 @@ def test_stages_are_plain_where_a_device_has_one_and_keeps_all_in_its_own_memory
     for words, expected in plain.items():
         for table in build_tables(load_problem([*TWO_STAGES, words])):
             assert table.has_plain_stages == expected
+
+
+def test_stages_fill_the_same_share_of_their_memory() -> None:
+    size = torch.tensor([[2.0] * 6, [1.0] * 6])
+    assert _fill(size, torch.tensor([100.0, 100.0])).tolist() == [0, 2]
+    assert _fill(size, torch.tensor([100.0, 25.0])).tolist() == [0, 4]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from darts_parallel import load_problem
-from darts_parallel.cost._transitions import boundary_seconds, reshard_seconds
+from darts_parallel.cost._transitions import boundary_seconds, reshard_seconds, stored_bytes
 from darts_parallel.cost.compute import alignment
 from darts_parallel.plans.strategy import LayerStrategy
 from darts_parallel.problem.cluster import BoundaryTopology
@@ -19,6 +19,17 @@ def test_a_change_of_layout_moves_the_missing_bytes_both_ways() -> None:
     # half of what either layout needs is missing
     once = (4e6 / 2 + 8e6 / 2) / 10e9 + 2 * 5e-6
     torch.testing.assert_close(found, torch.tensor([[0.0, once], [once, 0.0]], dtype=torch.float64))
+
+
+def test_an_output_has_bytes_of_its_width_on_the_ranks_that_divide_it() -> None:
+    layers = load_problem(TOY).model.layers
+    layouts = [LayerStrategy(4, 1), LayerStrategy(2, 2, sequence_parallel=True)]
+    tokens = torch.tensor([[64.0, 32.0]], dtype=torch.float64)
+    found = stored_bytes(layers, layouts, tokens, width=2)[0].tolist()
+    assert len(found) == len(layers) - 1
+    for layer, own in zip(layers[:-1], found, strict=True):
+        parts = 4 if layer.kind == "head" else 1  # logits are divided without sequence parallelism
+        assert own == [128 * layer.output_elements / parts, 64 * layer.output_elements / 2]
 
 
 @pytest.mark.parametrize("rings", [1, 4])

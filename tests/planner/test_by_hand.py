@@ -12,6 +12,7 @@ from darts_parallel import LayerStrategy, Plan, load_problem
 from darts_parallel.config import RunConfig
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.planner import memory_chance, tuning
+from darts_parallel.planner._session import Asked
 from darts_parallel.planner.figure_posterior import LatentPlace, Posterior, ResidualSpreads
 from darts_parallel.planner.memory_chance import within_chance
 from darts_parallel.planner.prediction_intervals import time_slopes
@@ -123,7 +124,7 @@ def test_where_no_plan_fits_tightened_memory_the_loosest_is_planned(
     def find(headroom: float) -> Planned:
         if headroom:
             raise InfeasibleError("memory: smallest changes that help: more nodes.")
-        return Planned(job(1), problem=problem, out_of_memory=0.4)
+        return Planned(job(1), asked=Asked.of(problem, []), out_of_memory=0.4)
 
     monkeypatch.setattr(memory_chance, "build_tables", lambda tight: [])
     monkeypatch.setattr(memory_chance, "any_fits", lambda *given: True)

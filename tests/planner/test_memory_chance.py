@@ -81,8 +81,8 @@ def test_limits_that_no_headroom_keeps_meet_the_same_safest_plan() -> None:
 def with_capacity(found: Planned, share: float) -> Planned:
     """Return what was found, as if its tables had a share of the memory."""
     assert found.asked is not None
-    whole = [replace(table, capacity=share * table.capacity) for table in found.tables]
-    return replace(found, asked=replace(found.asked, whole=whole))
+    tables = [replace(table, capacity=share * table.capacity) for table in found.asked.tables]
+    return replace(found, asked=replace(found.asked, tables=tables))
 
 
 @pytest.mark.parametrize(("share", "searches"), [(1.0, 1), (0.001, 2)])
@@ -113,7 +113,7 @@ def test_a_sure_plan_is_loosened_where_no_exact_method_says_that_nothing_is_gain
     problem = load_problem(["model=toy", "training=toy", "cluster=toy", *overrides])
     some = with_capacity(plan(tight_toy(1.0)), 0.001)
     assert some.result is not None
-    fast = replace(some, problem=problem, out_of_memory=0.05)
+    fast = replace(some, out_of_memory=0.05)
     slow = replace(fast, result=replace(some.result, iteration_time_s=1.0), out_of_memory=0.0)
 
     most = 1.0 if "verification.enabled=false" in overrides else tightened(problem).headroom * 0.99
@@ -183,7 +183,7 @@ def test_a_plan_keeps_the_chance_and_a_smaller_one_is_never_faster(gib: float) -
             break
         assert found.result.iteration_time_s >= before * (1.0 - 1e-12)
         before = found.result.iteration_time_s
-        rungs = ladder(found, problem)
+        rungs = ladder(found)
         assert [rung.seconds for rung in rungs] == sorted(rung.seconds for rung in rungs)
         assert sum(rung.plan == found.plan for rung in rungs) == 1
         chosen = found.result.iteration_time_s
@@ -198,7 +198,7 @@ def test_a_plan_keeps_the_chance_and_a_smaller_one_is_never_faster(gib: float) -
                 resolution = exp(posterior(problem).difference)
                 assert rung.seconds <= chosen * resolution * (1.0 + 1e-9)
                 assert rung.chance <= (allowed if allowed < 0.5 else chance)
-                assert effort(rung.plan, problem) < effort(found.plan, problem)
+                assert effort(rung.plan, found.asked) < effort(found.plan, found.asked)
             if rung.name == "fastest":
                 assert rung.seconds < chosen * (1.0 - 2.0 * TIE)
 
@@ -215,7 +215,7 @@ def test_a_plan_no_easier_than_the_chosen_one_is_not_offered_as_simplest(
     )
     assert other != found.plan
     monkeypatch.setattr(memory_chance, "simplest_within", lambda *_: other)
-    assert "simplest" not in {rung.name for rung in ladder(found, problem)}
+    assert "simplest" not in {rung.name for rung in ladder(found)}
 
 
 def test_the_simplest_plan_keeps_the_limit_and_is_no_riskier_where_there_is_none(
@@ -234,7 +234,7 @@ def test_the_simplest_plan_keeps_the_limit_and_is_no_riskier_where_there_is_none
         monkeypatch.setattr(memory_chance, "simplest_within", lambda *_, first=other: first)
         for chance, shown in ((limit - 0.001, True), (limit + 0.001, False)):
             monkeypatch.setattr(memory_chance, "out_of_memory", lambda *_, own=chance: own)
-            names = {rung.name for rung in ladder(found, problem)}
+            names = {rung.name for rung in ladder(found)}
             assert ("simplest" in names) == shown
 
 
@@ -286,22 +286,22 @@ def test_a_safe_plan_halves_the_chance_and_sure_ones_have_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     problem = tight_toy(1.0)
-    names = [rung.name for rung in ladder(plan(problem), problem)]
+    names = [rung.name for rung in ladder(plan(problem))]
     assert [name for name in names if name != "simplest"] == ["chosen"]
     monkeypatch.setattr("darts_parallel.planner.memory_chance.RUNG_SECONDS", 60.0)
     problem = load_problem(["model=llama2_7b", "cluster=a100_40_8x8", "search=exact"])
-    rungs = {rung.name: rung for rung in ladder(plan(problem), problem)}
+    rungs = {rung.name: rung for rung in ladder(plan(problem))}
     chosen, safe = rungs["chosen"], rungs["safe"]
     assert safe.chance <= 0.5 * chosen.chance
     problem = load_problem(["model=gpt2_xl", "cluster=a100_80_8x8", "search=exact"])
-    names = [rung.name for rung in ladder(plan(problem), problem)]
+    names = [rung.name for rung in ladder(plan(problem))]
     assert [name for name in names if name != "simplest"] == ["chosen"]
 
 
 def test_the_safe_plan_may_be_a_split_of_equal_seconds() -> None:
     job = ["model=llama3_70b", "cluster=h100_8x8", "trainer=megatron", "search=exact"]
     problem = load_problem([*job, "space.pp=8", "space.tp=4", "space.recompute=none"])
-    rungs = {rung.name: rung for rung in ladder(plan(problem), problem)}
+    rungs = {rung.name: rung for rung in ladder(plan(problem))}
     chosen, safe = rungs["chosen"], rungs["safe"]
     assert safe.seconds == pytest.approx(chosen.seconds, rel=1e-9)
     assert safe.chance <= SAFER * chosen.chance

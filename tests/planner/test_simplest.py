@@ -29,7 +29,7 @@ def test_a_simpler_plan_is_taken_within_the_tie_and_none_beyond_it(memory: float
     )
     best = plan(problem).plan
     seconds = evaluate(best, problem).iteration_time_s
-    found = simplest_within([best], Asked.of(problem, tables=()), problem, seconds * 1.01)
+    found = simplest_within([best], Asked.of(problem, tables=()), seconds * 1.01)
     cost = evaluate(found, problem)
     assert cost.feasible
     assert cost.iteration_time_s <= seconds * 1.01
