@@ -34,6 +34,10 @@ from darts_parallel.exact.result import Check
 
 Segment = tuple[int, int, int]
 """Stage, first layer, end."""
+FEW_LABELS = 20_000
+"""Labels below which a round costs next to nothing."""
+MANY_LABELS = 800_000
+"""Labels from which a round is expensive."""
 FIRST_MARGIN = 0.0003
 """The first limit, relative to the lower bound: the optimum is often as close, and few labels survive."""
 TOTAL, SLOWEST, SYNC = range(3)
@@ -301,8 +305,8 @@ def growth(labels: int) -> float:
     A round that makes few labels costs nothing. After an expensive one a careful step avoids a round above
     the optimum, where labels are many more.
     """
-    if labels < 20_000:
+    if labels < FEW_LABELS:
         return 3.0
-    if labels < 800_000:
+    if labels < MANY_LABELS:
         return 1.6
     return 1.25

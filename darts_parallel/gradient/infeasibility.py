@@ -188,7 +188,7 @@ def _rounded_up(size: float) -> float:
 class _Lightest:
     """The plan that exceeds its memory least."""
 
-    table: CostTable | None
+    table: CostTable
     over: torch.Tensor
     """Bytes above the capacity of every stage, negative where it fits, shape `(K,)`."""
     detail: str
@@ -202,8 +202,6 @@ class _Lightest:
         """Return the largest excess of a stage on each type of GPU, in bytes."""
         table = self.table
         found: dict[Device, float] = {}
-        if table is None:
-            return {cluster.groups[0].device: self.excess}
         cluster = cluster.arranged(table.node_order)
         for stage, excess in enumerate(self.over.tolist()):
             device = cluster.stage_group(stage % table.pp, table.pp).device
@@ -212,17 +210,15 @@ class _Lightest:
 
 
 def _lightest_of_all(tables: Sequence[CostTable], space_kind: str) -> _Lightest:
-    best = _Lightest(None, torch.tensor([torch.inf]), "none")
+    found = []
     for table, plans in zip(tables, lightest_plans(tables, space_kind), strict=True):
         limit = table.capacity * (1 + PLAN_MEMORY_TOLERANCE)
         over = evaluate_batch(table, plans).memory - limit
-        excess = over.amax(1)
-        index = int(excess.argmin())
-        if float(excess[index]) < best.excess:
-            count = int(table.num_micro_batches[plans.outer[index]])
-            detail = f"{table.name}, {count} micro-batches"
-            best = _Lightest(table, over[index], detail)
-    return best
+        index = int(over.amax(1).argmin())
+        count = int(table.num_micro_batches[plans.outer[index]])
+        detail = f"{table.name}, {count} micro-batches"
+        found.append(_Lightest(table, over[index], detail))
+    return min(found, key=lambda own: own.excess)
 
 
 def any_fits(tables: Sequence[CostTable], space_kind: str) -> bool:

@@ -83,6 +83,7 @@ class PairDescent:
         sizes = abs(self.matrix)
         self.size = 1.0 / sizes.sum(0).clip(1e-9) / balance
         self.reach = balance / sizes.sum(1).clip(1e-9)
+        # small numbers that differ, so that restarts differ
         self.now = rng.random(len(programme.cost)) * 0.1
         self.multipliers = np.zeros(len(self.low))
 

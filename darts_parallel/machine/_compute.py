@@ -139,6 +139,7 @@ def measure_compute(
     """
     names = [(precision, *shape) for precision in precisions for shape in gemm_shapes(largest)]
     works = [MeasuredKernels(machine, name, largest).gemm(*shape) for name, *shape in names]
+    # products are most of a training step, and get most of the time
     times = machine.measure("matrix products", works, 0.7 * seconds)
     gemms = tuple(GemmTime(*name, spent) for name, spent in zip(names, times, strict=True))
     kernels = MeasuredKernels(machine, precisions[0], largest)

@@ -217,7 +217,7 @@ class _ChanceSearch:
         chance = found.out_of_memory
         if chance is None or chance > self.allowed / 2.0:
             return False
-        return self._gains(found) if last or chance < 1e-4 else True
+        return self._gains(found) if last or chance < LEVELS[-1] else True
 
     def _gains(self, found: Planned) -> bool:
         """Return whether exact methods know a faster plan whose median peak fits, or are not asked."""
@@ -368,7 +368,7 @@ def _safe(asked: Asked, chosen: Rung, kind: str) -> Rung | None:
     pairs = zip(cost.capacity_bytes, cost.memory_bytes, strict=True)
     distance = min(capacity / used - 1.0 for capacity, used in pairs)
     chance, wanted = chosen.chance, SAFER * chosen.chance
-    # as wide as the chosen plan's own error
+    # as wide as the chosen plan's own error; from a chance of one half on the quantile is no width
     implied = distance / _quantile(min(chance, 0.49))
     spread = max(posterior(asked.problem).residuals.memory, implied)
     for tries in range(1, SAFE_TRIES + 1):

@@ -253,3 +253,13 @@ def test_padded_experts_cost_what_grouped_ones_do_at_full_efficiency() -> None:
         for problem in (toy(*even, "model.moe_expert_capacity_factor=1.0"), toy(*even))
     )
     assert padded == pytest.approx(grouped, rel=1e-12)
+
+
+def test_a_part_of_the_backward_pass_of_experts_is_their_weight_gradients() -> None:
+    pinned = ["model.moe_ffn_hidden_size=65536", "space.pp=1", "space.tp=1", "space.ep=1"]
+    pinned += ["space.recompute=none", "space.zero_stage=0"]
+    few, many = (build_tables(toy(*pinned, f"model.moe_router_topk={k}"))[0] for k in (1, 2))
+    layer = [spec.kind for spec in toy().model.layers].index("experts")
+    forward = float((many.forward - few.forward)[0, 0, layer])
+    weights = float((many.weight_gradient - few.weight_gradient)[0, 0, layer])
+    assert 0.6 * forward < weights < forward  # the products, without the activation function
