@@ -18,7 +18,7 @@ from darts_parallel.planner import (
     Asked,
     Planned,
     first_blocks_plan,
-    looser_tables,
+    looser_levels,
     out_of_memory,
     tightened,
 )
@@ -158,14 +158,16 @@ class _TrainerRows:
         def keeps(candidate: PricedPlan) -> bool:
             return (out_of_memory(candidate.to_plan(mine), own) or 0.0) <= limit
 
-        levels = [*looser_tables(own, mine), mine]
+        asked = Asked.of(own, mine)
+        levels = [*looser_levels(asked), asked]
+        tables = [level.tables for level in levels]
         for count in COUNTS:
-            found = find_uniform_within(levels, keeps, known, self.deadline, count, even=False)
+            found = find_uniform_within(tables, keeps, known, self.deadline, count, even=False)
             ranked = list(found.alternatives)
             least = (ranked[0].time if ranked else known) * (1.0 - own.config.search.tie)
-            for tables in levels:
+            for level in levels:
                 # the first level has the most memory: what finds nothing there finds nothing later
-                better = first_blocks_plan(Asked.of(own, tables), least)
+                better = first_blocks_plan(level, least)
                 if better is None or keeps(better):
                     break
             else:

@@ -27,7 +27,7 @@ from darts_parallel.planner.memory_chance import MOST_EXTRA as MOST_EXTRA
 from darts_parallel.planner.memory_chance import SAFER as SAFER
 from darts_parallel.planner.memory_chance import SURE as SURE
 from darts_parallel.planner.memory_chance import ladder as ladder
-from darts_parallel.planner.memory_chance import looser_tables as looser_tables
+from darts_parallel.planner.memory_chance import looser_levels as looser_levels
 from darts_parallel.planner.memory_chance import tightened as tightened
 from darts_parallel.planner.methods import check as check
 from darts_parallel.planner.methods import solve as solve

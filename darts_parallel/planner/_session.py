@@ -64,7 +64,8 @@ class Asked:
     def at(self, headroom: float) -> "Asked":
         """Return the question with another share of the memory left free; tables are shared."""
         problem = self.problem.leaving_free(headroom)
-        return Asked.of(problem, with_memory_of(problem, self.tables))
+        cluster, margin = problem.cluster, problem.margin
+        return Asked.of(problem, [with_memory(table, cluster, margin) for table in self.tables])
 
     def within(self, seconds: float) -> "Asked":
         """Return the question with another limit on the seconds of the search."""
@@ -87,11 +88,6 @@ class Asked:
         if self.schedules is not None and plan.schedule_name not in self.schedules:
             return float("inf")
         return float(hard_plan(plan, self.problem)[2].fitting_seconds[0])
-
-
-def with_memory_of(problem: Problem, tables: Sequence[CostTable]) -> list[CostTable]:
-    """Return the tables of a problem that differs in the memory left free, with the memory of this one."""
-    return [with_memory(table, problem.cluster, problem.margin) for table in tables]
 
 
 def budgets(settings: SearchConfig, check_seconds: float) -> dict[str, float]:

@@ -213,7 +213,7 @@ class Posterior:
         scopes = self.quantities[place.quantity]["prior_sd"]
         return [(place.quantity, scope, place.name(scope)) for scope in scopes]
 
-    def memory_spread(self, problem: Problem) -> Callable[[float], float]:
+    def memory_spread(self, cluster: Cluster, framework: str) -> Callable[[float], float]:
         """Return the largest standard deviation of the log bytes of any device, by how full it is.
 
         Variances are convex in the shares of state and activations: one of both alone is the worst.
@@ -222,9 +222,9 @@ class Posterior:
             The spread for a share of the device's memory that is full.
         """
         known: list[tuple[float, Tensor]] = []
-        for device in {group.device for group in problem.cluster.groups}:
+        for device in {group.device for group in cluster.groups}:
             reserved = float(device.reserved / device.memory)
-            where = (family(device.name), problem.software.name)
+            where = (family(device.name), framework)
             for factor in FACTORS:
                 rows = [{LatentPlace(name, *where): 1.0} for name in (RESERVED, factor)]
                 known.append((reserved, self.covariances(rows)))

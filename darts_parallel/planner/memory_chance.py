@@ -19,13 +19,12 @@ from statistics import NormalDist
 from darts_parallel.config import Config
 from darts_parallel.cost import (
     CostTable,
-    build_tables,
     evaluate,
     kept_bytes,
 )
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.gradient import any_fits
-from darts_parallel.planner._session import CHECK_SECONDS, Asked, Session, with_memory_of
+from darts_parallel.planner._session import CHECK_SECONDS, Asked, Session
 from darts_parallel.planner._simplest import TIE, effort, simplest_within, with_one_end
 from darts_parallel.planner._stage_balance import balance_stages
 from darts_parallel.planner.figure_posterior import posterior
@@ -66,25 +65,24 @@ def tightened(problem: Problem, chance: float | None = None) -> Problem:
     chance = config.space.out_of_memory if chance is None else chance
     distance = 0.0
     if chance < 0.5 and config.cost.knows_stages:
-        spread = posterior(problem).memory_spread(problem)
+        spread = posterior(problem).memory_spread(problem.cluster, problem.software.name)
         for _ in range(SETTLED):  # the less is used, the more of it is the framework's reserve
             distance = _quantile(chance) * spread(1.0 - _headroom(distance))
     return problem.leaving_free(_headroom(distance))
 
 
-def looser_tables(problem: Problem, tables: Sequence[CostTable]) -> list[Sequence[CostTable]]:
-    """Return the tables of a problem with less memory left free, by `LEVELS`, most memory first.
+def looser_levels(asked: Asked) -> list[Asked]:
+    """Return the question with less memory left free, by `LEVELS`, most memory first.
 
     With less left free than the residual error of all devices asks for, no plan keeps the chance.
     """
+    problem = asked.problem
     allowed = problem.config.space.out_of_memory
     least = _headroom(_quantile(allowed) * posterior(problem).residuals.memory)
     headrooms = {
         max(tightened(problem, chance).headroom, least) for chance in LEVELS if chance > allowed
     }
-    return [
-        with_memory_of(problem.leaving_free(headroom), tables) for headroom in sorted(headrooms)
-    ]
+    return [asked.at(headroom) for headroom in sorted(headrooms)]
 
 
 def _quantile(chance: float) -> float:
@@ -102,7 +100,7 @@ def _headroom(distance: float) -> float:
     return distance / (1.0 + distance)
 
 
-def within_chance(problem: Problem, find: Callable[[float], Planned]) -> Planned:
+def within_chance(asked: Asked, find: Callable[[float], Planned]) -> Planned:
     """Return the fastest plan met that keeps `space.out_of_memory`; if none does, the safest one.
 
     Plans are met at the headrooms of `LEVELS`. `search=exact` starts with all memory, and the first
@@ -111,15 +109,17 @@ def within_chance(problem: Problem, find: Callable[[float], Planned]) -> Planned
     level of the limit, since each takes seconds.
 
     Args:
+        asked: The question with all memory.
         find: Searches the problem with a share of every device's memory left free.
 
     Errors:
         InfeasibleError: no plan's median peak fits.
     """
+    problem = asked.problem
     if not tightened(problem).headroom:
         return find(0.0)
     headrooms = [tightened(problem, chance).headroom for chance in LEVELS]
-    search = _ChanceSearch(find, problem, headrooms)
+    search = _ChanceSearch(find, asked, headrooms)
     usual = next(i for i, chance in enumerate(LEVELS) if chance <= search.allowed)
     exact = problem.config.search.method == "exact"
     met, failed = search.tighter(0 if exact else usual, usual)
@@ -136,7 +136,7 @@ class _ChanceSearch:
     """Searches of one job with more and less memory left free."""
 
     find: Callable[[float], Planned]
-    problem: Problem
+    asked: Asked
     headrooms: Sequence[float]
     """Shares of memory left free, of `LEVELS`."""
     began: float = field(default_factory=time.monotonic)
@@ -144,7 +144,7 @@ class _ChanceSearch:
     @property
     def config(self) -> Config:
         """Configuration of the job."""
-        return self.problem.config
+        return self.asked.problem.config
 
     @property
     def allowed(self) -> float:
@@ -168,7 +168,7 @@ class _ChanceSearch:
         met: list[Planned] = []
         for level in range(first, len(self.headrooms)):
             headroom = self.headrooms[level]
-            tight = self.problem.leaving_free(headroom)
+            tight = self.asked.problem.leaving_free(headroom)
             if met and evaluate(met[-1].plan, tight).feasible:
                 continue  # it is the best plan of this level, too
             if level < usual and met and _stopped_late(met[-1]):
@@ -245,7 +245,7 @@ class _ChanceSearch:
         found = list(met)
         if failed is not None:
             # from the tightest level, so that all limits meet the same plan
-            distance = _distance_that_fits(self.problem.leaving_free(self.headrooms[-1]))
+            distance = _distance_that_fits(self.asked, self.headrooms[-1])
             for own in (distance, distance / 2.0, 0.0)[: 1 if met else None]:
                 with suppress(InfeasibleError):
                     found.append(self.find(_headroom(own)))
@@ -279,14 +279,12 @@ def _seconds(planned: Planned) -> float:
     return planned.result.iteration_time_s if planned.result else 0.0
 
 
-def _distance_that_fits(problem: Problem) -> float:
-    """Return the largest distance below a problem's at which some plan may fit."""
-    tables = build_tables(problem)
-    low, high = 0.0, _distance(problem.headroom)
+def _distance_that_fits(asked: Asked, headroom: float) -> float:
+    """Return the largest distance below a headroom's at which some plan may fit."""
+    low, high = 0.0, _distance(headroom)
     for _ in range(HALVINGS):
         middle = (low + high) / 2.0
-        own = problem.leaving_free(_headroom(middle))
-        if any_fits(with_memory_of(own, tables), own.config.space.kind):
+        if any_fits(asked.at(_headroom(middle)).tables, asked.space_kind):
             low = middle
         else:
             high = middle

@@ -72,8 +72,8 @@ def _within_chance(
     problem: Problem, rental: Rental | None = None, watcher: Watcher | None = None
 ) -> Planned:
     """Search and check a plan that keeps `space.out_of_memory`."""
-    asked = Asked.of(problem) if problem.config.cost.knows_stages else None
-    search = partial(_searched, problem, rental, watcher or Watcher(), asked)
+    asked = Asked.of(problem, None if problem.config.cost.knows_stages else ())
+    search = partial(_searched, asked, rental, watcher or Watcher())
     limit = problem.config.search.max_seconds
     began = time.monotonic()
 
@@ -81,7 +81,7 @@ def _within_chance(
         left = limit - (time.monotonic() - began)
         return search(headroom, seconds=max(left, LATE_SHARE * limit))
 
-    return within_chance(problem, find)
+    return within_chance(asked, find)
 
 
 def plan_at_limits(problem: Problem, limits: Sequence[float]) -> list[Planned | None]:
@@ -89,50 +89,50 @@ def plan_at_limits(problem: Problem, limits: Sequence[float]) -> list[Planned | 
 
     Searches do not know the limit, so each headroom is searched once.
     """
-    search = cache(partial(_searched, problem, None, Watcher(), Asked.of(problem)))
+    asked = Asked.of(problem)
+    search = cache(partial(_searched, asked, None, Watcher()))
     found: list[Planned | None] = []
     for limit in limits:
         limited = replace(problem, config=problem.config.with_space(out_of_memory=limit))
         try:
-            found.append(within_chance(limited, search))
+            found.append(within_chance(replace(asked, job=limited), search))
         except InfeasibleError:
             found.append(None)
     return found
 
 
 def _searched(
-    problem: Problem,
+    asked: Asked,
     rental: Rental | None,
     watcher: Watcher,
-    asked: Asked | None,
     headroom: float,
     seconds: float | None = None,
 ) -> Planned:
     """Search and check a plan of a problem that leaves a share of the memory free.
 
     Args:
-        asked: The question with all memory; None where the cost model knows no stages.
+        asked: The question with all memory; without tables where the cost model knows no stages.
         seconds: Limit of the search; None: `search.max_seconds`.
     """
-    tight = problem.leaving_free(headroom)
     reported = Reported(watcher)
-    if asked is None:
-        session = product_session(tight, reported)
-    else:
+    knows_stages = bool(asked.tables)
+    if knows_stages:
         session = Session(asked.at(headroom), METHODS, reported=reported)
+    else:
+        session = product_session(asked.problem.leaving_free(headroom), reported)
     if seconds is not None:
         session.asked = session.asked.within(seconds)
-    run_phases(session, ORDERS[tight.config.search.method])
+    run_phases(session, ORDERS[session.asked.settings.method])
     result = search_result(session)
     if rental is not None and rental.iteration_time_s < result.iteration_time_s:
         result = rental.instead_of(result)
-    if asked is not None:
+    if knows_stages:
         result = _simplified(result, session)
     answers = checked(result, session)
-    if asked is not None:
+    if knows_stages:
         result = _with_first_blocks(result, session)
         answers = tuple(answer.with_gap(result.iteration_time_s) for answer in answers)
-    chance = out_of_memory(result.plan, tight)
+    chance = out_of_memory(result.plan, session.asked.problem)
     return Planned(
         result.plan,
         result,

@@ -102,7 +102,9 @@ def test_spreads_and_slopes_of_a_posterior() -> None:
     )
     assert known.difference == pytest.approx(1.2815515655 * 0.08)
     # of 5 GiB in use 2 are reserved, and activations vary most
-    assert known.memory_spread(problem)(0.5) == pytest.approx(sqrt(0.3**2 + 0.04**2 + 0.03**2))
+    assert known.memory_spread(problem.cluster, problem.software.name)(0.5) == pytest.approx(
+        sqrt(0.3**2 + 0.04**2 + 0.03**2)
+    )
     figures = {"gemm_efficiency": -0.4, "layer_overhead": 0.2, "peak_flops": -0.6}
     own = {f"devices.toy.{name}": value for name, value in figures.items()}
     own |= {"inter_node.latency": 0.1, "intra_node.bandwidth": -0.5}
@@ -126,8 +128,7 @@ def test_where_no_plan_fits_tightened_memory_the_loosest_is_planned(
             raise InfeasibleError("memory: smallest changes that help: more nodes.")
         return Planned(job(1), asked=Asked.of(problem, []), out_of_memory=0.4)
 
-    monkeypatch.setattr(memory_chance, "build_tables", lambda tight: [])
     monkeypatch.setattr(memory_chance, "any_fits", lambda *given: True)
-    found = within_chance(problem, find)
+    found = within_chance(Asked.of(problem, ()), find)
     assert (found.problem.headroom, found.out_of_memory) == (0.0, 0.4)
     assert found.warning == "no plan keeps space.out_of_memory=0.2; it takes more nodes"

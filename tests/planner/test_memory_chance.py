@@ -96,7 +96,7 @@ def test_memory_that_no_plan_fills_is_not_loosened(share: float, searches: int) 
         asked.append(headroom)
         return replace(known, interrupted=len(asked) > 1)
 
-    memory_chance.within_chance(problem, find)
+    memory_chance.within_chance(Asked.of(problem, ()), find)
     assert len(asked) == searches
 
 
@@ -123,7 +123,7 @@ def test_a_sure_plan_is_loosened_where_no_exact_method_says_that_nothing_is_gain
             raise InfeasibleError("no plan fits")
         return slow if headroom else fast
 
-    assert memory_chance.within_chance(problem, find) is fast
+    assert memory_chance.within_chance(Asked.of(problem), find) is fast
 
 
 def test_a_search_without_time_is_followed_by_that_of_the_limit() -> None:
@@ -137,7 +137,7 @@ def test_a_search_without_time_is_followed_by_that_of_the_limit() -> None:
         result = replace(known.result, stopped_by="time_limit")
         return replace(known, result=result, out_of_memory=0.9 if len(asked) == 1 else 0.0)
 
-    memory_chance.within_chance(problem, find)
+    memory_chance.within_chance(Asked.of(problem, ()), find)
     assert asked == [0.0, tightened(problem).headroom]
 
 
@@ -161,7 +161,7 @@ def test_a_search_stops_after_the_seconds_that_are_left() -> None:
     problem = tight_toy(0.2)
     asked = Asked.of(problem)
     for seconds, stopped in ((1e-9, "time_limit"), (60.0, None)):
-        found = planning._searched(problem, None, Watcher(), asked, 0.0, seconds=seconds)
+        found = planning._searched(asked, None, Watcher(), 0.0, seconds=seconds)
         assert found.result is not None
         assert found.result.stopped_by == stopped
         assert found.problem is not None
