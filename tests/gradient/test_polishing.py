@@ -7,7 +7,7 @@ from darts_parallel.config.schema import SpaceConfig
 from darts_parallel.config.search import SearchConfig
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import evaluate_batch
-from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans, round_edges
+from darts_parallel.cost.hard_plans import HardPlans, PricedPlan, even_uniform_plans, round_edges
 from darts_parallel.cost.pruning import canonical, without_dominated, without_needless_simulation
 from darts_parallel.cost.table import build_tables
 from darts_parallel.exact.outer_choice import OuterChoiceSolver
@@ -169,6 +169,9 @@ def test_tidying_changes_names_but_not_the_cost(default_problem: Problem) -> Non
         assert all(
             pool.plan(e) == canonical(table, e.plan).to_plan(0, table) for e in pool.by_outer()
         )
+        stagewise = PlanPool([table], "stagewise")  # whose layers follow their stage
+        given = PricedPlan(0, plans[:1], 1.0)
+        assert stagewise.plan(given) == plans.to_plan(0, table)
         same = HardPlans(plans.outer[:1], plans.choices[:1] * 0, plans.first_layers[:1])
         assert canonical(table, same).choices.tolist() == same.choices.tolist()
 
