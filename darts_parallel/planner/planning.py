@@ -62,7 +62,7 @@ def plan(
     except InfeasibleError as error:
         sentence = with_offers(str(error).removesuffix("."), problem, _within_chance)
         raise InfeasibleError(f"{sentence}.") from None
-    if found.warning and found.problem is not None:
+    if found.warning:
         warning = with_offers(found.warning, tightened(problem), _within_chance)
         found = replace(found, warning=warning)
     return found

@@ -1,14 +1,18 @@
 import pickle
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from darts_parallel.cost.evaluation import evaluate_batch
+from darts_parallel.cost.lightest import lightest_plans
+from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.gradient import infeasibility
 from darts_parallel.gradient.descent import search
-from darts_parallel.gradient.infeasibility import NoPlanFitsError, _Lightest, _Remedies
+from darts_parallel.gradient.infeasibility import NoPlanFitsError, _Lightest, _Remedies, any_fits
 from darts_parallel.gradient.step_record import SearchResult
 from darts_parallel.problem.cluster import Cluster
 from darts_parallel.problem.problem import load_problem
@@ -126,3 +130,14 @@ def test_the_sentence_is_made_once_and_only_if_it_is_read(monkeypatch: pytest.Mo
     assert type(again) is InfeasibleError
     assert str(error) == str(again) == "sentence None."
     assert made == [("problem", "tables")]
+
+
+@pytest.mark.parametrize("share", [0.99, 1.01])
+def test_some_plan_fits_where_that_of_one_number_of_micro_batches_does(share: float) -> None:
+    job = ["model=toy", "cluster=toy", "training=toy", "space=uniform", "space.pp=2", "space.tp=1"]
+    (table,) = build_tables(load_problem(job))
+    (plans,) = lightest_plans([table], "uniform")
+    needed = evaluate_batch(table, plans).memory.amax(1)
+    assert 1.01 * needed.min() < needed.max()
+    tight = replace(table, capacity=torch.full_like(table.capacity, share * float(needed.min())))
+    assert any_fits([tight], "uniform") == (share > 1)
