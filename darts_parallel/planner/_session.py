@@ -210,11 +210,12 @@ class Session:
     def result(self, plan: Plan, seconds: float, others: Iterable[NamedPlan]) -> SearchResult:
         """Return a plan as the result of a search that took no steps."""
         found = (plan, seconds)
+        seed = self.asked.settings.seed
         return SearchResult(
             *found,
             *found,
             alternatives=tuple(others),
             seconds=self.reported.elapsed,
-            seed=self.asked.settings.seed,
+            seed=seed,
             plans_evaluated=self.found.plans_evaluated,
         )
