@@ -120,12 +120,9 @@ class SearchCurves:
         # one that has left weighs nothing; said once, so that no curve is a single point
         known = dict.fromkeys(self._outer, 0.0) | dict(weights)
         notable = min(1.0, NOTABLE / max(len(weights), 1))
-        kept = {}
-        for name, value in known.items():
-            if value >= notable or name in self._outer:
-                kept[name] = value
-        self._outer = set(weights) & set(kept)
-        return {f"configuration/{name}": value for name, value in kept.items()}
+        shown = {name for name, value in known.items() if value >= notable} | self._outer
+        self._outer = shown & set(weights)
+        return {f"configuration/{name}": known[name] for name in known if name in shown}
 
     def add(self, weights: Weights, values: Mapping[str, float]) -> None:
         """Write probabilities, and other values by tag; everything is on disk afterwards."""
@@ -172,9 +169,7 @@ class SearchCurves:
         self, weights: Weights, means: Sequence[str], series: Sequence[tuple[int, str]]
     ) -> None:
         """Write one step of some series."""
-        values = {}
-        for choice in means:
-            values[f"probability/{choice}"] = float(weights.of(choice).mean())
+        values = {f"probability/{choice}": float(weights.of(choice).mean()) for choice in means}
         for row, choice in series:
             values[f"{EACH_LAYER}{weights.rows[row]}/{choice}"] = float(weights.of(choice)[row])
         self.scalars(values, weights.step, weights.moment)
@@ -210,10 +205,11 @@ class SearchCurves:
 
         file_writer = self.writer.file_writer
         assert file_writer is not None
-        points = []
-        for tag, value in values.items():
-            if isfinite(value):
-                points.append(Summary.Value(tag=_tag(tag), simple_value=value))
+        points = [
+            Summary.Value(tag=_tag(tag), simple_value=value)
+            for tag, value in values.items()
+            if isfinite(value)
+        ]
         file_writer.add_summary(Summary(value=points), step, moment)
 
 

@@ -34,6 +34,8 @@ class Tracker:
         self.overrides = overrides
         self._opened: SearchCurves | None = None
         self._step = 0
+        self._begin = 0
+        """Steps of the earlier searches of this job."""
 
     @property
     def _curves(self) -> SearchCurves:
@@ -44,9 +46,11 @@ class Tracker:
         return self._opened
 
     def record(self, record: StepRecord) -> None:
-        """Write one step of the search."""
-        self._step = record.step
-        self._curves.record(record, self.problem.model.layer_names)
+        """Write one step of a search; searches with other memory left free follow one another."""
+        if record.step < self._step - self._begin:
+            self._begin = self._step + 1
+        self._step = self._begin + record.step
+        self._curves.record(replace(record, step=self._step), self.problem.model.layer_names)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Write other values by tag; they are on disk afterwards."""

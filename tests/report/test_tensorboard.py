@@ -104,6 +104,16 @@ def test_the_curves_carry_the_records(whole: Tracked) -> None:
         assert last(run, f"search/configuration/{name.replace(' ', '_')}") == pytest.approx(weight)
 
 
+def test_searches_of_one_job_follow_one_another(small: Tracked, tmp_path: Path) -> None:
+    tracker = Tracker(tmp_path, small.problem)
+    for record in (*small.result.history, *small.result.history):
+        tracker.record(record)
+    tracker.close()
+    own = [record.step for record in small.result.history]
+    steps = [point.step for point in read(tmp_path).Scalars("search/loss")]
+    assert steps == [*own, *(own[-1] + 1 + step for step in own)]
+
+
 def test_probabilities_are_in_the_file_before_the_search_has_ended(
     tmp_path: Path, small: Tracked
 ) -> None:
