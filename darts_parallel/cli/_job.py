@@ -4,7 +4,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -146,8 +146,8 @@ class Job(Watcher):
         cost = evaluate(planned.plan, problem)
         self._refuse(planned.plan, cost)
         elasticities: dict[str, float] = {}
-        with self._beside("the sensitivity"):
-            elasticities = self._sensitivity(planned.plan, problem)
+        with self._beside("the sensitivity"), suppress(KeyboardInterrupt):
+            elasticities = sensitivity(planned.plan, problem)
         assumed = tuple(self._assumed(problem, planned.plan))
         outcome = Outcome(
             problem,
@@ -206,6 +206,8 @@ class Job(Watcher):
                 yield f"assumed: {blocks} blocks in the stages; for others edit stages in plan.json"
         if BOX in self.overrides:
             yield from self._assumed_links(problem.config.cluster)
+        if unmeasured := problem.unmeasured:
+            yield f"assumed: formulas for {', '.join(unmeasured)}, which cost.profile lacks"
 
     def _assumed_links(self, cluster: ClusterConfig) -> Iterator[str]:
         """Say which links of `cluster=box` were assumed, and not named by the user."""
@@ -279,13 +281,6 @@ class Job(Watcher):
         cost = evaluate(plan, self.problem)
         return cost.iteration_time_s if cost.feasible else float("inf")
 
-    def _sensitivity(self, plan: Plan, problem: Problem) -> dict[str, float]:
-        """Return what the plan's time depends on; nothing after Ctrl-C, the plan stays."""
-        try:
-            return sensitivity(plan, problem)
-        except KeyboardInterrupt:
-            return {}
-
     def _rungs(self, planned: Planned) -> list[Rung]:
         """Return the plans of all risk levels, and write the files of all but the chosen one."""
         found: Sequence[Rung] = ()
@@ -311,12 +306,11 @@ class Job(Watcher):
         for name, content in planned.files.items():
             with self._beside(name):
                 write_json(self.folder / name, content)
-        entries = [
+        data["trainers"] = {offer.name: offer.to_dict() for offer in findings.offers}
+        data["ladder"] = [
             {"plan": rung.file, "seconds": rung.seconds, "chance": rung.chance}
             for rung in findings.rungs
         ]
-        data["trainers"] = {offer.name: offer.to_dict() for offer in findings.offers}
-        data["ladder"] = entries
         write_json(self.folder / "plan.json", data | planned.entries() | best)
 
     def _export(self, plan: Plan, target: str | None) -> tuple[list[str], str]:

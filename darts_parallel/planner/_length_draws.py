@@ -35,7 +35,7 @@ def read_lengths(path: str, longest: int) -> tuple[Integers, Floats]:
     rows: list[tuple[int, float]] = []
     why = "has no rows"
     try:
-        lines = read_text(path).removeprefix("\ufeff").splitlines()
+        lines = read_text(path).splitlines()
         for row in csv.DictReader(lines):
             why = f"has the row {','.join(str(value) for value in row.values())}"
             length, count = int(row["length"]), float(row["count"])

@@ -167,8 +167,8 @@ def read_rows(
     """
     names = f"the columns {','.join(columns)}"
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, strict=True)
+        with path.open(newline="", encoding="utf-8-sig") as file:  # Excel begins with a mark
+            reader = csv.DictReader(file, strict=True, skipinitialspace=True)
             header = reader.fieldnames or []
             rows: list[tuple[str, dict[str, Any]]] = [
                 (f"{path}, line {reader.line_num}", row) for row in reader
@@ -210,17 +210,11 @@ def _number(place: str, key: str, text: str) -> float:
 
 KINDS = {
     "transformer": "block",
-    "encoder": "encoder",
-    "decoder": "decoder",
-    "embedding": "embedding",
     "encoder_embedding": "embedding",
     "embed2h": "embedding",
-    "decoder_embedding": "decoder_embedding",
     "post_process": "head",
-    "head": "head",
-    "block": "block",
 }
-"""Kinds of layer in profiles, and ours; kinds that stand nowhere here (`noop`) are left out."""
+"""Kinds of layer that profiles of other planners call otherwise."""
 SIZED_COLUMNS = (
     "model",
     "gpu",
@@ -378,14 +372,16 @@ def _from_chains(profiles: Profiles) -> TimesBySource:
     found: TimesBySource = {}
     for (model, gpu, tp), chain in profiles.layers.items():
         entries = found.setdefault((model, gpu), {})
-        for name in sorted(set(chain.kinds) & set(KINDS)):
+        for name in sorted(set(chain.kinds)):
             pairs = zip(chain.kinds, chain.forward_s, strict=True)
             one = median(seconds for kind, seconds in pairs if kind == name)
             rows = profiles.multipliers.get((model, gpu, name), ())
             sizes = [size for size, _ in rows] or [1]
             forward = tuple(one * profiles.multiplier(model, gpu, name, size) for size in sizes)
             backward = tuple(BACKWARD_FACTOR * seconds for seconds in forward)
-            entries[KINDS[name], tp] = Measured(tuple(map(float, sizes)), forward, backward)
+            entries[KINDS.get(name, name), tp] = Measured(
+                tuple(map(float, sizes)), forward, backward
+            )
     return found
 
 
@@ -400,12 +396,11 @@ def _sized_profile(path: Path, seq_len: int) -> TimesBySource:
                 f"{place}: seq_len={row['seq_len']} must be training.seq_len={seq_len}; try "
                 f"training.seq_len={row['seq_len']}."
             )
-        kind = KINDS.get(row["layer_kind"])
-        if kind is not None:
-            kinds = points.setdefault((row["model"], row["gpu"]), {})
-            sizes = kinds.setdefault((kind, row["tp"]), {})
-            figures = [row[key] for key in SIZED_FIGURES if key in row]
-            sizes.setdefault(row["micro_batch"], []).append(figures)
+        kind = KINDS.get(row["layer_kind"], row["layer_kind"])
+        kinds = points.setdefault((row["model"], row["gpu"]), {})
+        sizes = kinds.setdefault((kind, row["tp"]), {})
+        figures = [row[key] for key in SIZED_FIGURES if key in row]
+        sizes.setdefault(row["micro_batch"], []).append(figures)
     return {
         source: {key: _medians(sizes) for key, sizes in kinds.items()}
         for source, kinds in points.items()

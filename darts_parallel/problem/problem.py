@@ -92,6 +92,16 @@ class Problem:
         """Tokens of one optimizer step."""
         return self.training.global_batch_size * self.training.seq_len
 
+    @property
+    def unmeasured(self) -> list[str]:
+        """Kinds of layers that `cost.profile` has no times of."""
+        if self.measured is None or self.config.cost.profile is None:
+            return []
+        times = self.measured.by_device.values()
+        known = {kind for entries in times for kind, _ in entries}
+        kinds = dict.fromkeys(layer.kind for layer in self.model.layers)
+        return [kind for kind in kinds if kind not in known]
+
     def with_devices(self, change: Callable[[Device], Device]) -> "Problem":
         """Return the problem with changed devices in all node groups."""
         return replace(self, cluster=self.cluster.with_devices(change))

@@ -48,6 +48,31 @@ def test_blocks_take_their_measured_seconds_and_other_layers_keep_the_formulas(b
         assert 0 < rest < formula.breakdown_s["compute"] / count
 
 
+def test_layers_without_measured_times_are_named(block: Path) -> None:
+    assert profiled(block).unmeasured == ["embedding", "head", "loss"]
+    assert load_problem(TOY).unmeasured == []
+
+
+@pytest.mark.parametrize(("kind", "count"), [("block", 1), ("experts", 3)])
+def test_blocks_of_one_kind_take_their_measured_seconds(
+    tmp_path: Path, kind: str, count: int
+) -> None:
+    path = write(tmp_path / "times.csv", f"x,toy_moe,toy,1,1,{kind},5.0,1,64,3.0,9")
+    problem = profiled(path, "model=toy_moe")
+    assert kind not in problem.unmeasured
+    layers = problem.num_layers
+    cost = evaluate(Plan(2, (0, layers), (LayerStrategy(tp=1, dp=8),) * layers), problem)
+    assert cost.breakdown_s["compute"] == pytest.approx(2 * count * 8.0, abs=0.1)
+
+
+def test_a_file_may_begin_with_a_mark_and_have_spaces_behind_commas(block: Path) -> None:
+    lines = block.read_text(encoding="utf-8").splitlines()
+    text = "\n".join(line.partition(",")[2].replace(",", ", ") for line in lines)
+    block.write_text(f"\ufeff{text}", encoding="utf-8")  # the first column is one that is needed
+    assert text.startswith("model, gpu")
+    assert profiled(block).unmeasured == ["embedding", "head", "loss"]
+
+
 def test_kept_bytes_are_measured_too(block: Path) -> None:
     problem, analytic = profiled(block), load_problem(TOY)
     strategy = LayerStrategy(tp=1, dp=8)
