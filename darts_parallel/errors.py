@@ -87,9 +87,13 @@ def closest(value: object, members: Iterable[Any]) -> Any:
     return near
 
 
-def read_text(path: str | Path) -> str:
-    """Return the text of a user's file; an OSError above `MOST_READ` characters."""
-    with Path(path).open(encoding="utf-8") as file:
+def read_text(path: str | Path, errors: str = "strict") -> str:
+    """Return the text of a user's file; an OSError above `MOST_READ` characters.
+
+    Args:
+        errors: What happens to bytes that are not UTF-8, as `open` takes it.
+    """
+    with Path(path).open(encoding="utf-8-sig", errors=errors) as file:
         text = file.read(MOST_READ + 1)
     if len(text) > MOST_READ:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))

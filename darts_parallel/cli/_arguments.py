@@ -36,6 +36,8 @@ VERBS = {
 UNQUOTED = re.compile(r"^((?:plan|tune\.from)=(?=.*=)|[^=]+=(?=.*[^\x00-\x7f]))(?!['\"\[{])(.*)$")
 """An override with letters such as ü, or a plan in a folder of a sweep: Hydra takes them in quotes alone."""
 OVERRIDE = re.compile(r"[~+]{0,2}[\w./@:-]+(=|$)")
+ADDED_WORD = re.compile(r"^\+{1,2}(?=\w+=)")
+"""Hydra's signs for a new key, before a word or a group: `+tp=2` is `tp=2`."""
 KEY_OF_GROUP = re.compile(r"[+]{0,2}(\w+)\.[^=]+=")
 """An override of a key inside a group, and the group."""
 GROUPS = ("model", "cluster", "trainer", "space", "search")
@@ -116,6 +118,7 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
         goes = key in OWN_FLAGS or "tune" in arguments
         require(goes, f"{flag} {value}", "go with the verb tune", near)
         overrides.append(f"{key}={'true' if value is True else value}")
+    overrides = [ADDED_WORD.sub("", override) for override in overrides]
     for override in overrides:
         for group in GROUPS:
             if override in group_names(group):

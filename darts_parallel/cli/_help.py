@@ -3,7 +3,15 @@
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
-from darts_parallel.config import OTHER_WORDS, SYNONYMS, WORDS, KeyDoc, group_names, key_docs
+from darts_parallel.config import (
+    ANSWERS,
+    OTHER_WORDS,
+    SYNONYMS,
+    WORDS,
+    KeyDoc,
+    group_names,
+    key_docs,
+)
 from darts_parallel.errors import ConfigError, closest
 
 FLAGS = ("--help", "-h")
@@ -88,7 +96,7 @@ def help_lines(arguments: Sequence[str]) -> list[str]:
 
 def keys_about(topic: str) -> list[KeyDoc]:
     """Return the keys that a topic names: a word, a whole key, the last part of keys, or any part."""
-    word = SYNONYMS.get(topic, topic)
+    word = (SYNONYMS | ANSWERS).get(topic, topic).partition("=")[0]
     key = {**WORDS, **OTHER_WORDS}.get(word, word)
     pattern = key.replace(".0.", "[].")
     known = key_docs()

@@ -17,9 +17,10 @@ NUMBER = r"((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?)(?![\d]|[.,]\d)"
 """A number as trainers print it; commas stand before groups of three digits alone."""
 RANK = re.compile(r"\[(r|R)ank ?(\d+)\]")
 """Who printed a line: torchrun counts `[rank3]` within a node, Megatron `[Rank 3]` in the job."""
-COLOURS = re.compile(r"\x1b\[[\d;]*m")
+UNREAD = re.compile(r"\x1b\[[\d;]*m|\0")
+"""Colours, and every second byte of UTF-16, which PowerShell writes."""
 MOST = 1e12
-"""Largest number of a line, and the inverse of the smallest; a rate of 0 is a long step."""
+"""Largest measurement, and the inverse of the smallest, that is believed; a rate of 0 is a long step."""
 SECONDS = {"s": 1.0, "ms": 1e-3}
 """Units of time in seconds; the other units are rates."""
 
@@ -44,20 +45,22 @@ def read_log(path: str, problem: Problem) -> LogRun:
         ConfigError: the log cannot be read, or holds no steps, or those of another batch.
     """
     try:
-        text = COLOURS.sub("", read_text(path))
-    except (OSError, UnicodeDecodeError) as error:
+        text = UNREAD.sub("", read_text(path, "replace"))
+    except OSError as error:
         raise ConfigError(
             f"tune.log={path} cannot be read ({error}); try a trainer's output."
         ) from None
     known = [log for name in EXPORTS for log in read_trainer(name).logs]
     # a step's own seconds count before a rate
     known.sort(key=lambda log: log.unit not in SECONDS)
-    printed = [log for log in known if _numbers(log.step, text)]
+    printed = [log for log in known if _by_rank(log.step, text)]
     found = _by_rank(printed[0].step, text) if printed else []
     steps = [value for value, label in found if label == found[0][1]]
     who = f"steps of {', '.join(log.name for log in known)}, and holds {len(steps)}"
     rule = f"hold at least {LEAST} {who}"
-    require(len(steps) >= LEAST, f"tune.log={path}", rule, "the whole output of a run")
+    require(
+        len(steps) >= LEAST, f"tune.log={path}", rule, "the whole output of a run, as plain text"
+    )
     _check_batch(path, known, text, problem)
     left_out = min(WARMUP, len(steps) // 2)
     seconds = _seconds(median(steps[left_out:]), printed[0].unit, problem)
@@ -89,11 +92,10 @@ def _check_batch(path: str, known: Sequence[TrainerLog], text: str, problem: Pro
     own = {"sequences": problem.training.global_batch_size, "tokens": problem.tokens_per_iteration}
     for log in known:
         unit = log.batch_unit
-        batches = sorted(set(_numbers(log.batch, text)))
-        if len(batches) > 1:
-            several = " and ".join(f"{batch:.0f}" for batch in batches)
-            rule = f"hold one run, and holds global batches of {several} {unit}"
-            require(False, f"tune.log={path}", rule, "the log of this plan's run alone")
+        batches = sorted({batch for batch, _ in _by_rank(log.batch, text)})
+        several = " and ".join(f"{batch:.0f}" for batch in batches)
+        rule = f"hold one run, and holds global batches of {several} {unit}"
+        require(len(batches) < 2, f"tune.log={path}", rule, "the log of this plan's run alone")
         for printed in batches:
             if printed != own[unit]:
                 told = f"its global batch is {printed:.0f} {unit}, the plan's {own[unit]}"
@@ -111,13 +113,11 @@ def _seconds(value: float, unit: str, problem: Problem) -> float:
     return value * SECONDS[unit]
 
 
-def _numbers(line: str, text: str) -> list[float]:
-    """Read the numbers of all lines as trainers print them: `6,260`, `1.073e+04`."""
-    return [value for value, _ in _by_rank(line, text)]
-
-
 def _by_rank(line: str, text: str) -> list[tuple[float, str]]:
-    """Read the numbers of all lines, each with the label of `RANK` on its line; empty: it has none."""
+    """Read the numbers of all lines as trainers print them: `6,260`, `1.073e+04`.
+
+    Each has the label of `RANK` on its line; empty where it has none.
+    """
     found = []
     for match in re.finditer(line.replace("NUMBER", NUMBER), text):
         begin = text.rfind("\n", 0, match.start()) + 1

@@ -10,7 +10,7 @@ from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from darts_parallel.cli._trainer_log import read_log
+from darts_parallel.cli._trainer_log import MOST, read_log
 from darts_parallel.cli._trainers import start_command
 from darts_parallel.config import load_config, ranged, read_typed, require
 from darts_parallel.cost import evaluate
@@ -47,8 +47,6 @@ COLUMNS = (
     "fits>",
     "plan",
 )
-LARGEST_NUMBER = 1e12
-"""Largest measurement, and the inverse of the smallest, that is believed."""
 
 
 @dataclass
@@ -57,9 +55,9 @@ class TrialRow:
 
     plan: str = MISSING
     """File of the plan that was tried."""
-    seconds: float | None = ranged(None, 1.0 / LARGEST_NUMBER, LARGEST_NUMBER)
+    seconds: float | None = ranged(None, 1.0 / MOST, MOST)
     """Per iteration; null where it ran out of memory."""
-    memory_gb: float | None = ranged(None, 1.0 / LARGEST_NUMBER, LARGEST_NUMBER)
+    memory_gb: float | None = ranged(None, 1.0 / MOST, MOST)
     """Peak of the fullest device, in 2^30 bytes."""
     oom: bool = False
     """Whether it ran out of memory."""
@@ -241,8 +239,7 @@ def _rows(measured: Any) -> list[Mapping[str, Any]]:
 def _file_rows(path: str) -> list[Mapping[str, Any]]:
     """Return the rows of a CSV file, without empty cells."""
     try:
-        lines = read_text(path).removeprefix("\ufeff").splitlines()
-        rows = list(csv.DictReader(lines))
+        rows = list(csv.DictReader(read_text(path).splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(

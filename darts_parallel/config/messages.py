@@ -112,6 +112,7 @@ def _unknown_option(config: str, options: Sequence[str] | None) -> str:
             near = f"model=hf model.path={name}"
         else:
             near += ", or model=hf model.path=config.json of a local copy"
+    group = group or "--config-name"
     rule = f"must name a file of the group {group}: {', '.join(names)}"
     extra = PLUGINS.get(config.removeprefix("hydra/"))
     if extra is not None:

@@ -96,6 +96,7 @@ def test_asking_for_words_writes_no_file(command: Command, flag: str) -> None:
         (["a=1", "--info", "defaults", "b=2"], ["--info=defaults", "a=1", "b=2"]),
         (["a=1", "-cd", "here", "b=2"], ["--config-dir=here", "a=1", "b=2"]),
         (["--config-dir=here", "a=1", "-c", "job"], ["--config-dir=here", "--cfg=job", "a=1"]),
+        (["+tp=2", "++a=1", "+a.b=1", "+a@b=1"], ["tp=2", "a=1", "+a.b=1", "+a@b=1"]),
         ([], []),
     ],
 )

@@ -98,6 +98,8 @@ def test_every_word_stands_for_one_key_that_the_help_explains(word: str) -> None
         ("tune", "--from-log"),
         ("graph", "darts-parallel graph --help"),
         ("lora", "training.lora_rank"),
+        ("fsdp", "space.zero_stage (or zero)"),
+        ("dtype", "training.precision"),
         ("output", "output.tensorboard"),
     ],
 )

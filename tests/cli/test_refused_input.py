@@ -63,6 +63,7 @@ REFUSED = [
         "must name one file of its group",
         "try -m space=uniform,layerwise, which plans each.",
     ),
+    ("--config-name=foo", "--config-name=foo must name a file", "try config."),
     ("trainer=fsdp", "must name a file of the group trainer", "try torchtitan, or accelerate"),
     ("trainer=hf", "must name a file of the group trainer", "try accelerate."),
     ("trainer=megatron_lm", "must name a file of the group trainer", "try megatron."),

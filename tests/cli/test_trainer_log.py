@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from darts_parallel.cli._trainer_log import _numbers, read_log
+from darts_parallel.cli._trainer_log import _by_rank, read_log
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem.problem import load_problem
 
@@ -42,6 +42,16 @@ def test_a_log_says_median_seconds_and_the_peak(line: str, tmp_path: Path) -> No
             read_log(str(tmp_path / "log"), problem)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "latin-1"])
+def test_a_log_may_have_broken_bytes_and_ends_of_lines_of_windows(
+    encoding: str, tmp_path: Path
+) -> None:
+    problem = load_problem(["model=toy", "cluster=toy", "gbs=4096", "training=toy"])
+    lines = ["Gerät 0"] + [LINES[0].format(n=n, ms=1000.0 * s) for n, s in enumerate(STEPS)]
+    (tmp_path / "log").write_bytes("\r\n".join(lines).encode(encoding))
+    assert read_log(str(tmp_path / "log"), problem)[:2] == (pytest.approx(1.625), 2**31)
+
+
 @pytest.mark.parametrize(
     ("text", "numbers"),
     [
@@ -56,7 +66,8 @@ def test_a_log_says_median_seconds_and_the_peak(line: str, tmp_path: Path) -> No
     ],
 )
 def test_numbers_are_read_as_trainers_print_them(text: str, numbers: list[float]) -> None:
-    assert _numbers("value: NUMBER", f"value: {text} |") == numbers
+    found = _by_rank("value: NUMBER", f"value: {text} |")
+    assert [number for number, _ in found] == numbers
 
 
 def test_a_log_of_two_runs_is_refused(tmp_path: Path) -> None:
