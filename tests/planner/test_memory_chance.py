@@ -25,7 +25,7 @@ from darts_parallel.planner.memory_chance import (
 )
 from darts_parallel.planner.planning import plan, plan_at_limits
 from darts_parallel.planner.prediction_intervals import any_above, out_of_memory
-from darts_parallel.planner.result import Planned
+from darts_parallel.planner.result import Planned, Rung
 from darts_parallel.planner.watcher import Watcher
 from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
@@ -98,6 +98,20 @@ def test_memory_that_no_plan_fills_is_not_loosened(share: float, searches: int) 
 
     memory_chance.within_chance(Asked.of(problem, ()), find)
     assert len(asked) == searches
+
+
+@pytest.mark.parametrize(("saved", "gains"), [(0.011, False), (0.013, True)])
+def test_a_gain_is_more_than_the_ties_of_two_plans(
+    monkeypatch: pytest.MonkeyPatch, saved: float, gains: bool
+) -> None:
+    asked = Asked.of(load_problem(["model=toy", "training=toy", "cluster=toy"]), ())
+    assert asked.settings.tie + memory_chance.GAIN == pytest.approx(0.012)
+    own = Plan(16, (0, 7), (LayerStrategy(1, 1),) * 7)
+    result = SimpleNamespace(iteration_time_s=2.0)
+    found = Planned(own, result, asked=asked)
+    rung = Rung("fastest", own, 2.0 * (1.0 - saved), 0.0)
+    monkeypatch.setattr(memory_chance, "_rung", lambda *given: rung)
+    assert memory_chance._ChanceSearch(plan, asked, ())._gains(found) is gains
 
 
 @pytest.mark.parametrize(

@@ -215,3 +215,18 @@ def test_a_schedule_of_two_chunks_needs_a_layer_for_each() -> None:
     space, model = problem.config.space, problem.model
     assert schedule_choices(space, model, 4) == [ScheduleChoice(2, "zero_bubble_v")]
     assert schedule_choices(space, model, 8) == []
+
+
+def test_schedules_with_one_stage_a_device_come_first() -> None:
+    problem = toy("space.schedules=[zero_bubble_v,1f1b]")
+    found = schedule_choices(problem.config.space, problem.model, 2)
+    assert [choice.schedule for choice in found] == ["1f1b", "zero_bubble_v"]
+
+
+def test_every_divisor_above_1_of_the_data_parallel_ranks_is_a_shard_size() -> None:
+    pins = ("space.pp=2", "space.tp=1")
+    for size in (2, 4):
+        (space, *_) = outer_spaces(toy(*pins, f"space.shard_size={size}"))
+        assert {choice.shard_size for choice in space.choices} <= {0, size}
+    with pytest.raises(ConfigError, match=r"space\.shard_size=3 must be .* or [24]\."):
+        outer_spaces(toy(*pins, "space.shard_size=3"))
