@@ -63,6 +63,7 @@ def test_the_programme_is_as_fast_as_every_plan_that_can_be_counted(hidden: int)
     best = min(map(one.total_seconds, changed(one, answer.assignment, free)))
     assert answer.seconds == pytest.approx(best, rel=1e-6)
     assert answer.lp_seconds <= best * (1.0 + 1e-9)
+    assert 0.0 < answer.solve_seconds < 60.0
 
 
 @pytest.mark.parametrize(("hidden", "memory"), [(512, None), (2048, None), (2048, 0.012)])
