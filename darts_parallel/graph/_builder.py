@@ -161,11 +161,8 @@ class GraphBuilder:
             elif node.target is not operator.getitem and self._used(node):
                 self._call(node)
         for k, (node, buffer) in enumerate(self.outputs.items()):
-            more = {BUFFER: buffer} if buffer else {}
-            op = GraphOperator(
-                f"output.{k}", OUTPUT, (self._name(node),), (), target=node.name, arguments=more
-            )
-            self._add(op, {})
+            op = GraphOperator(f"output.{k}", OUTPUT, (self._name(node),), (), target=node.name)
+            self._add(replace(op, arguments={BUFFER: buffer}), {})
         return ModuleGraph(tuple(self.operators), self.values, self.underivable)
 
     def _used(self, node: Node) -> list[str]:

@@ -24,8 +24,8 @@ from darts_parallel.design import (
     upgrades,
 )
 from darts_parallel.design.bound import Array, Knobs, Lines, dual_bound, log_tangents
-from darts_parallel.design.figures import sense
-from darts_parallel.design.pricing import Pricing
+from darts_parallel.design.figures import Factor, sense
+from darts_parallel.design.pricing import Pricing, _Factors
 from darts_parallel.problem import Problem, load_problem
 from tests.support.commands import alias_bomb
 
@@ -114,6 +114,14 @@ def test_the_dual_is_the_least_value_of_the_tangents() -> None:
     least = (heights + z[knobs.cost(z).sum(1) <= 9.0] @ slopes.T).max(1).min()
     assert least - 5e-3 <= bound <= least + 1e-9
     assert knobs.cost(point).sum() <= 9.0 * (1 + 1e-9)
+
+
+def test_knobs_multiply_in_every_node_group_that_they_name() -> None:
+    cluster = load_problem(["model=toy", "training=toy", "cluster=toy_mixed"]).cluster
+    figure = "intra_node.bandwidth"
+    factors = _Factors(Knobs((figure, f"nodes.0.{figure}"), *np.ones((5, 2))), cluster)
+    assert factors.rows == [Factor(figure, 0, 0), Factor(figure, 1, 1)]
+    assert factors.matrix.tolist() == [[1.0, 1.0], [1.0, 0.0]]
 
 
 def test_money_that_nearly_buys_the_most_bounds_what_it_buys_from_below() -> None:

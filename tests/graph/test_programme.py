@@ -208,6 +208,17 @@ def test_ranks_share_channels_where_they_divide_the_groups(groups: int, split: b
     assert ("groups" in labels, "batch" in labels) == (split, True)
 
 
+@pytest.mark.parametrize(("rounding", "linear"), [(None, True), ("floor", False)])
+def test_sums_go_through_a_quotient_that_is_not_rounded(rounding: str | None, linear: bool) -> None:
+    class Quotient(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return torch.div(x, y, rounding_mode=rounding)
+
+    graph = on_meta(Quotient, [4, 8], [4, 8])
+    (op,) = graph.of_kind("div")
+    assert ("partial" in {one.label for one in splits(op, graph, 2)}) == linear
+
+
 def test_an_operator_without_a_rule_is_replicated_and_reported() -> None:
     planned = plan_module(Unknown(), make_inputs([[2, 64, 64]]), mesh(2))
     unknown = unknown_operators(planned.graph)
