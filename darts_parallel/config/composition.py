@@ -182,7 +182,7 @@ def with_tried_value(sentence: str, overrides: Sequence[str], extra_dir: str | N
 
 
 def _loaded(overrides: list[str], extra_dir: str | None, check: Check) -> Config:
-    arguments: list[Any] = with_own_job(without_words(with_box(overrides)))
+    arguments: list[Any] = with_own_job(without_words(with_box(overrides)), extra_dir)
     if extra_dir is not None:
         if not Path(extra_dir).is_dir():
             rule = "be a folder"
@@ -240,12 +240,19 @@ def _values(node: Any, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
-def with_own_job(arguments: list[str]) -> list[str]:
-    """Return the arguments; a model that is named alone takes the job of its name, or `ANY`."""
+def with_own_job(arguments: list[str], folder: str | None = None) -> list[str]:
+    """Return the arguments; a model that is named alone takes the job of its name, or `ANY`.
+
+    Args:
+        folder: Of the user's own configuration files, unless `--config-dir` is an argument.
+    """
     given = given_values(arguments)
     if "model" not in given or JOBS & set(given):
         return arguments
-    own = group_file("training", given["model"]).is_file()
+    files = [group_file("training", given["model"])]
+    if users := folder or given.get("--config-dir"):
+        files.append(Path(users, "training", files[0].name))
+    own = any(file.is_file() for file in files)
     return [*arguments, f"training={given['model']}" if own else ANY]
 
 

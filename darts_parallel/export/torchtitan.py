@@ -7,6 +7,7 @@ b5bcd76c (token budgets): the function asks the configuration which of the two i
 
 from typing import Any
 
+from darts_parallel.config import as_yaml
 from darts_parallel.export.common import ChunkContent, Exported, Request
 from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.schedules import Schedule, find, search_start, usual_schedule
@@ -141,6 +142,13 @@ def _check(job: Request) -> None:
         what = f"model={job.model.name} has {what}, which its Llama 3 and Qwen 3 lack"
         job.refuse(what, "a model such as model=llama3_8b")
     job.require_precision(MIXED_PARAMETER, "its fields cannot set")
+    modules = job.training.recompute_modules
+    if (
+        modules != ["core_attn"] and not job.model.num_experts
+    ):  # blocks of experts have no SelectiveAC
+        what = f"training.recompute_modules={as_yaml(modules)}"
+        what += ", and its selective checkpointing repeats every second product"
+        job.refuse(what, "training.recompute_modules=[core_attn]")
 
 
 def parallelism_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:

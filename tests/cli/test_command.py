@@ -237,6 +237,23 @@ def test_the_trainers_files_are_written_before_the_report_is_read(tmp_path: Path
     assert list(tmp_path.glob("*torch*"))
 
 
+def test_a_model_of_the_user_named_alone_takes_the_job_next_to_it(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for group, text in (
+        ("model", "defaults: [toy]\n"),
+        ("training", "defaults: [toy]\nseq_len: 16\n"),
+    ):
+        (tmp_path / group).mkdir()
+        (tmp_path / group / "own.yaml").write_text(text, encoding="utf-8")
+    job = ["model=own", "cluster=toy"]
+    assert load_problem(job, str(tmp_path)).training.seq_len == 16
+    done = command("--config-dir", str(tmp_path), *job, "--cfg", "job")
+    assert "  seq_len: 16\n" in done.out
+    monkeypatch.chdir(tmp_path)  # a folder that is not named counts nowhere
+    assert with_own_job(["model=own"]) == ["model=own", "training=any"]
+
+
 def test_a_model_named_alone_takes_its_own_job_and_price_takes_degrees() -> None:
     assert with_own_job(["model=toy"]) == ["model=toy", "training=toy"]
     assert with_own_job(["model=hf"]) == ["model=hf", "training=any"]

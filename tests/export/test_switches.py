@@ -12,7 +12,7 @@ from darts_parallel.config.training import KERNELS, OPTIMIZERS
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export import export_plan
 from darts_parallel.export.common import SWITCHES
-from darts_parallel.export.targets import refusals
+from darts_parallel.export.targets import refusals, require_trainers
 from darts_parallel.plans.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.switches import averaged_switches, switch_savings
@@ -170,6 +170,16 @@ def test_plans_on_which_megatron_asserts_are_refused(
     problem = replace(problem, config=replace(problem.config, training=job))
     with pytest.raises(UnsupportedError, match=why):
         export_plan(problem, plan_of(problem, strategy, 2), "megatron")
+
+
+def test_torchtitan_refuses_parts_to_recompute_that_it_cannot_set() -> None:
+    job = ["model=llama3_8b", "cluster=h100_1x8", "training.recompute_modules=[mlp]"]
+    with pytest.raises(
+        UnsupportedError, match=r"recompute_modules=\[mlp\], .*modules=\[core_attn\]\."
+    ):
+        require_trainers(load_problem([*job, "trainer=torchtitan"]))
+    require_trainers(load_problem([*job, "trainer=megatron"]))
+    require_trainers(load_problem(["model=mixtral_8x7b", "cluster=h100_8x8", "trainer=torchtitan"]))
 
 
 def test_torchtitans_function_names_the_fields_of_its_source() -> None:
