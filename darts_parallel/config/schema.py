@@ -282,8 +282,10 @@ class SpaceConfig:
         if self.executable:
             self.node_orders = "given"  # ranks are numbered by whoever starts the processes
             require_members("space.cp", self.pinned("cp") or ("null",), (1,))
+            rule = f"be {LOSSLESS} with space.executable=true, as for trainer=torch"
             for key in ("tp_comm_bits", "grad_comm_bits"):
-                require_members(f"space.{key}", self.pinned(key) or (), (LOSSLESS,))
+                bits = self.pinned(key) or (LOSSLESS,)
+                require(bits == (LOSSLESS,), f"space.{key}={getattr(self, key)}", rule, LOSSLESS)
 
     def _settle_offload(self) -> None:
         """Give kinds of offloaded state one order, and refuse shares that the trainer cannot set."""

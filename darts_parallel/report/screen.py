@@ -9,7 +9,7 @@ from rich.text import Text
 from darts_parallel.gradient import SearchResult
 from darts_parallel.planner import uncalibrated
 from darts_parallel.plans import batch_note
-from darts_parallel.problem import Problem, bill, memory_unit, order_label
+from darts_parallel.problem import HOUR, Problem, bill, memory_unit, order_label
 from darts_parallel.report.failures import failure_lines
 from darts_parallel.report.format import (
     percent,
@@ -137,6 +137,9 @@ def _job_notes(outcome: Outcome) -> Iterator[str]:
         nodes = ", ".join(f"{g.count} × {g.gpus} {g.device.name}" for g in problem.cluster.groups)
         iterations = f"{objective.num_iterations:,.0f} iterations"
         yield f"{amount.label()}, {iterations} on {nodes}"
+    elif objective.num_iterations and outcome.failures is None:
+        hours = objective.num_iterations * outcome.cost.iteration_time_s / HOUR
+        yield f"{hours:,.2f} hours for {objective.num_iterations:,.0f} iterations, without failures"
     if outcome.failures is not None:
         yield from failure_lines(outcome.failures)
     yield batch_note(problem.cluster.num_devices, problem.training.global_batch_size)

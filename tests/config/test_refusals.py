@@ -65,6 +65,10 @@ NODE, RACK, LORA = (
         ("space.schedules={gpipe:1}", "must be null, a value or a list of values, not a mapping"),
         (f"{LORA}rank=-1", r"training.lora_rank=-1 must be at least 0; try 0\."),
         (f"{LORA}rank=100000", r"must be at most \d+; try \d+\."),
+        (
+            "space.executable=true space.tp_comm_bits=8",
+            "bits=8 must be 16 with space.executable=true",
+        ),
         (f"{LORA}rank=4 space.executable=true", r"must not go with space.executable, .*try 0\."),
         (f"{LORA}rank=4 cost=searcher", r"must not go with a cost model other.*try 0\."),
         (f"{LORA}rank=4 {LORA}targets=[]", r"must name a product .*\[linear_qkv\]\."),

@@ -144,6 +144,15 @@ def test_a_note_that_repeats_the_claim_is_not_printed(found: FoundPlan) -> None:
     assert text.count("optimal in the model") == 1
 
 
+def test_the_steps_of_a_job_are_hours_without_dollars_too(found: FoundPlan) -> None:
+    config = found.problem.config
+    long = replace(config, objective=replace(config.objective, num_iterations=1e9))
+    text = render_text(replace(found.problem, config=long), *found[1:], [])
+    hours = 1e9 * found.cost.iteration_time_s / 3600
+    assert f"{hours:,.2f} hours for 1,000,000,000 iterations" in text
+    assert "hours for" not in render_text(*found, [])
+
+
 def test_a_baseline_without_a_plan_is_reported(found: FoundPlan) -> None:
     none = replace(
         entry(found, "layerwise", 1.0, proven=False),
