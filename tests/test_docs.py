@@ -70,6 +70,14 @@ def test_the_page_of_what_trainers_cannot_run_is_what_their_files_say() -> None:
     _assert_written("write_trainer_limits")
 
 
+def test_an_eager_block_launches_as_many_kernels_as_the_notes_say() -> None:
+    pytest.importorskip("transformers")
+    script = _script("count_launches")
+    forward, backward, _ = script.eager(*script.parts()["whole block"])
+    notes = (ROOT / "docs" / "calibration-notes.md").read_text(encoding="utf-8")
+    assert f"\n| whole block | {forward.count} | {backward.count} |" in notes
+
+
 def _script(name: str) -> Any:
     """Import `docs/NAME.py`."""
     sys.path.insert(0, str(ROOT / "docs"))

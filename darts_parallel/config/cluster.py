@@ -87,7 +87,8 @@ def require_domain(key: str, domain: int, group: NodeGroupConfig) -> None:
 class DeviceConfig:
     """A GPU: its data sheet, and the shares of it that real kernels reach.
 
-    The defaults are those of a GPU and a software without measured runs (experiments/calibrate.py).
+    The defaults are those of shipped GPUs without measured runs (`experiments.calibrate` writes them),
+    and the average `gemm_efficiency` of GPUs with runs.
     """
 
     memory_GiB: float = ranged(MISSING, 1e-4, 1e5)
@@ -96,69 +97,76 @@ class DeviceConfig:
     """Dense peak of the data sheet by precision, in 10^12 FLOP/s: `{bf16: 989.0, fp8: 1979.0}`."""
     memory_bandwidth_GBps: float = ranged(MISSING, 1e-3, 1e6)
     """Bandwidth of the GPU's memory by the data sheet, in 10^9 bytes/s."""
-    gemm_efficiency: float = ranged(0.65, 1e-3, 1.0)
+    gemm_efficiency: float = ranged(0.62, 1e-3, 1.0)
     """Share of the peak that a large matrix product reaches."""
-    gemm_half_size: float = ranged(130.0, 0.0, 1e5)
+    gemm_half_size: float = ranged(42.6, 0.0, 1e5)
     """Rows or columns at which a matrix product reaches half of that (its small-shape penalty)."""
-    divided_half_size: float = ranged(0.0, 0.0, 1e5)
+    divided_half_size: float = ranged(416.0, 0.0, 1e5)
     """Side of a rank's share of a weight, the one that tensor parallelism divides, at which half is
     lost again: few columns, or a short sum."""
-    misaligned_efficiency: float = ranged(0.87, 1e-3, 1.0)
+    misaligned_efficiency: float = ranged(0.811, 1e-3, 1.0)
     """Share of that speed where a side of the product is no multiple of 64 elements (128 bytes)."""
-    fp8_efficiency: float = ranged(0.82, 1e-3, 1.0)
+    fp8_efficiency: float = ranged(0.884, 1e-3, 1.0)
     """Share of `gemm_efficiency` that fp8 products reach of the fp8 peak."""
-    mxfp8_efficiency: float = ranged(0.75, 1e-3, 1.0)
+    mxfp8_efficiency: float = ranged(0.886, 1e-3, 1.0)
     """Share of `gemm_efficiency` that mxfp8 products reach of their peak; blocks are scaled in the
     cast."""
-    nvfp4_efficiency: float = ranged(0.5, 1e-3, 1.0)
+    nvfp4_efficiency: float = ranged(0.598, 1e-3, 1.0)
     """Share of `gemm_efficiency` that nvfp4 products reach of their peak."""
-    attention_efficiency: float = ranged(0.4, 1e-3, 1.0)
+    attention_efficiency: float = ranged(0.575, 1e-3, 1.0)
     """Share of the peak that fused attention (FlashAttention) with large heads reaches."""
     attention_TFLOPs: dict[str, float] = ranged({}, 1e-6, 1e6)
     """Published speeds of attention kernels (`training.attention_kernel`), whose ratios count."""
-    memory_efficiency: float = ranged(0.86, 1e-3, 1.0)
+    memory_efficiency: float = ranged(0.922, 1e-3, 1.0)
     """Share of the memory bandwidth that streaming kernels reach."""
-    streaming_factor: float = ranged(1.2, 1e-2, 1e2)
+    streaming_factor: float = ranged(1.18, 1e-2, 1e2)
     """Memory traffic of element-wise kernels against that of fused ones; eager PyTorch is above
     1."""
-    layer_overhead_us: float = ranged(350.0, 0.0, 1e7)
+    layer_overhead_us: float = ranged(887.0, 0.0, 1e7)
     """Launch and framework overhead of one layer's forward pass (twice that in backward)."""
-    kernel_gap_us: float = ranged(0.0, 0.0, 1e7)
+    kernel_gap_us: float = ranged(36.1, 0.0, 1e7)
     """Time of one layer's forward pass in which its kernels start and drain (twice that in
     backward)."""
-    collective_start_us: float = ranged(0.0, 0.0, 1e7)
+    collective_start_us: float = ranged(30.8, 0.0, 1e7)
     """Start of one tensor-parallel all-reduce, whatever its bytes and ranks; hops come on top."""
-    tp_hidden_share: float = ranged(0.1, 0.0, 1.0)
+    tp_hidden_share: float = ranged(0.307, 0.0, 1.0)
     """Share of the tensor-parallel communication that runs next to the products (asynchronous
     tp)."""
-    overlap_exponent: float = ranged(1.6, 1.0, 64.0)
+    overlap_exponent: float = ranged(1.41, 1.0, 64.0)
     """g of T = (a^g + b^g)^(1/g) for communication next to compute (Pollux); 1: no overlap."""
-    reserved_GiB: float = ranged(4.4, 0.0, 1e5)
+    reserved_GiB: float | None = ranged(None, 0.0, 1e5)
     """CUDA context, communication buffers, and what the allocator keeps beyond tensors; a framework
-    multiplies what is above 1 GiB."""
-    state_factor: float = ranged(1.15, 1e-2, 1e2)
+    multiplies what is above 1 GiB. Null: 1 GiB and 2.92 % of the memory."""
+    state_factor: float = ranged(0.975, 1e-2, 1e2)
     """Bytes of parameters, gradients and optimizer state that the software holds, per byte of the
     formula: copies of the optimizer step, flat buffers, fragmentation."""
-    activation_factor: float = ranged(1.12, 1e-2, 1e2)
+    activation_factor: float = ranged(0.937, 1e-2, 1e2)
     """Bytes of kept activations per byte of the formula: unfused kernels keep more, the allocator
     wastes."""
-    grouped_gemm_efficiency: float = ranged(0.9, 1e-3, 1.0)
+    grouped_gemm_efficiency: float = ranged(0.632, 1e-3, 1.0)
     """Share of the speed of single products that the grouped products of experts reach."""
-    all_to_all_efficiency: float = ranged(0.7, 1e-3, 1.0)
+    all_to_all_efficiency: float = ranged(0.676, 1e-3, 1.0)
     """Share of the links' bandwidth that the experts' all-to-all reaches."""
     host_bandwidth_GBps: float = ranged(0.0, 0.0, 1e6)
     """Bandwidth that copies between one GPU and host memory reach in each direction, both at once;
     0: not known, and nothing can be offloaded (`space.offload`)."""
     host_latency_us: float = ranged(10.0, 0.0, 1e7)
     """Latency of one such copy."""
-    flex_gain: float = ranged(1.25, 1e-2, 1e2)
+    flex_gain: float = ranged(1.2, 1e-2, 1e2)
     """Bandwidth of DeepEP and HybridEP (`training.moe_token_dispatcher_type=flex`) per that of a
     plain all-to-all."""
-    permutation_factor: float = ranged(1.0, 1e-2, 1e2)
+    permutation_factor: float = ranged(1.15, 1e-2, 1e2)
     """Memory traffic of router and permutation against that of fused kernels."""
-    expert_overhead_us: float = ranged(0.0, 0.0, 1e7)
+    expert_overhead_us: float = ranged(2000.0, 0.0, 1e7)
     """Launch and synchronisation overhead of one layer's experts in the forward pass (twice in
     backward)."""
+
+    @property
+    def kept_gib(self) -> float:
+        """Memory that no plan can use, in 2^30 bytes: by default that of shipped GPUs without runs."""
+        if self.reserved_GiB is None:
+            return 1.0 + 0.0292 * self.memory_GiB
+        return self.reserved_GiB
 
     def __post_init__(self) -> None:
         require_members("cluster.devices.*.peak_TFLOPs key", self.peak_TFLOPs, PRECISIONS)

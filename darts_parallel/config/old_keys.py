@@ -25,6 +25,8 @@ from yaml import YAMLError
 from darts_parallel.config.checks import as_yaml
 from darts_parallel.errors import read_text
 
+NEWER = dict.fromkeys(("kernel_gap_us", "collective_start_us", "divided_half_size"), 0.0)
+"""Figures that devices of earlier versions had not, and that cost nothing there."""
 GROUP_KEYS = {"device": "cluster.devices.*", "_global_": ""}
 """Keys at which files stand whose group or package has another name than the key."""
 PACKAGE = re.compile(r"^# *@package +(\S+)", re.MULTILINE)
@@ -98,6 +100,8 @@ def _translated(values: Any, place: str) -> Iterator[str]:
         return
     if not isinstance(values, dict):
         return
+    if "expert_overhead_us" in values:  # a device with all figures of its version
+        values |= NEWER | values
     for name in list(values):
         key = f"{place}.{name}".lstrip(".")
         yield from _translated(values[name], key)
@@ -110,9 +114,7 @@ def _same_key(key: str, pattern: str) -> bool:
     """Return whether each part of a dotted key is that of the pattern."""
     parts = key.split(".")
     patterns = pattern.split(".")
-    if len(parts) != len(patterns):
-        return False
-    return all(map(fnmatchcase, parts, patterns))
+    return len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
 
 
 def _replaced(values: dict[Any, Any], name: str, key: str, old: OldKey) -> Iterator[str]:
@@ -128,7 +130,7 @@ def _replaced(values: dict[Any, Any], name: str, key: str, old: OldKey) -> Itera
         return
     del values[name]
     values.setdefault(old.new_name, new_value)
-    new_key = ".".join([*key.split(".")[:-1], old.new_name])
+    new_key = key.removesuffix(name) + old.new_name
     yield f"{key}={as_yaml(value)} is read as {new_key}={as_yaml(new_value)}"
 
 

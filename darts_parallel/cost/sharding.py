@@ -135,9 +135,9 @@ def sharding_seconds(
     once = torch.where(zero == 0, 2.0 * scatter, torch.where(zero == 1, scatter, 0.0))
     last = exposed_by(backward, once + replicas)
     # broadcasts of owners are waited for before the next forward pass
-    waited = gather if stage.software.owner_broadcast else gathered
+    waited = gather if stage.software.owner_broadcast_ms else gathered
+    waited = waited + _owner_broadcast_seconds(stage, parts[0])
     gathered = torch.where((zero == 0) | third, none, waited)
-    gathered = gathered + _owner_broadcast_seconds(stage, parts[0])
     return {"forward": per_forward, "backward": per_backward, "iteration": last + gathered}
 
 
@@ -161,7 +161,7 @@ def _collectives(stage: StageContext, parts: list[ShardGroup]) -> tuple[Tensor, 
         messages = torch.where(third_stage, 1.0, bucket_share)
         size = part.parameters * part.held(state).parameter
         gather = present * reduce_scatter(size, part.inner, *links, messages)
-        one_by_one = torch.as_tensor(stage.software.module_gather * part.matrices)
+        one_by_one = torch.as_tensor(1e-3 * stage.software.module_gather_ms * part.matrices)
         gather = gather + torch.where(third_stage & (part.shards > 1), one_by_one, 0.0)
         if part.frozen is not None:
             gathers = gathers + gather * third_stage
@@ -183,6 +183,5 @@ def _owner_broadcast_seconds(stage: StageContext, part: ShardGroup) -> Tensor:
     choices = stage.choices
     stages = stage.cluster.num_devices / sum(stage.topology.counts)
     share = stages * part.parameters / stage.model.num_parameters * choices.tp
-    zero = choices.zero_stage
-    broadcasts = (choices.shards > 1) & ((zero == 1) | (zero == 2))
-    return stage.software.owner_broadcast * (choices.shards * broadcasts) * share
+    owners = choices.shards * (choices.shards > 1)
+    return 1e-3 * stage.software.owner_broadcast_ms * owners * share

@@ -76,6 +76,9 @@ gemm_half_size: {float(device.gemm_half_size):.6g}
 attention_efficiency: {float(device.attention_efficiency):.6g}
 memory_efficiency: {float(device.memory_efficiency):.6g}
 layer_overhead_us: {float(device.layer_overhead) * 1e6:.6g}
+kernel_gap_us: 0
+collective_start_us: 0
+divided_half_size: 0
 overlap_exponent: {float(device.overlap_exponent):g}
 tp_hidden_share: {float(device.tp_hidden_share):g}
 reserved_GiB: {min(taken, 0.5 * total) / GIB:.6g}

@@ -129,7 +129,7 @@ class Device:
         figures["eight_bit"] = narrow
         figures["fp8_efficiency"] = getattr(config, f"{precision}_efficiency") if narrow else 1.0
         figures["memory"] = config.memory_GiB * GIB
-        figures["reserved"] = config.reserved_GiB * GIB
+        figures["reserved"] = config.kept_gib * GIB
         for key in ("memory_bandwidth", "host_bandwidth"):
             figures[key] = getattr(config, f"{key}_GBps") * 1e9
         for key in MICROSECONDS:

@@ -77,14 +77,14 @@ class Software:
     name: str = ""
     gradient_bits: int | None = None
     """Bits of a gradient, accumulated and sent; None: 32 with bf16 and below, 16 with fp16."""
-    owner_broadcast: float = 0.0
-    """Seconds of the broadcast by which each owner of a ZeRO-1 shard returns its parameters; 0:
+    owner_broadcast_ms: float = 0.0
+    """Milliseconds of the broadcast by which each owner of a ZeRO-1 shard returns its parameters; 0:
     gathered."""
     single_ring: bool = False
     """ZeRO-3 gathers and scatters each tensor over one ring, which leaves a node by one of its
     adapters."""
-    module_gather: float = 0.0
-    """Seconds of ZeRO-3 to gather an expert's matrix, where each is a module of its own; 0: gathered
+    module_gather_ms: float = 0.0
+    """Milliseconds of ZeRO-3 to gather an expert's matrix, where each is a module of its own; 0: gathered
     with the layer."""
     buffered_parameters: float = 0.0
     """Most parameters, 16 bits each, that ZeRO-3 holds whole in buffers of fixed size: gathered ones
@@ -138,8 +138,8 @@ class Software:
         """Return the device's figures under this framework."""
         changed: dict[str, Any] = dict(self.values)
         if self.reserved_factor != 1.0:
-            kept = max(config.reserved_GiB - CONTEXT_GIB, 0.0)
-            changed["reserved_GiB"] = config.reserved_GiB + (self.reserved_factor - 1.0) * kept
+            kept = max(config.kept_gib - CONTEXT_GIB, 0.0)
+            changed["reserved_GiB"] = config.kept_gib + (self.reserved_factor - 1.0) * kept
         for name, own in self.offsets.items():
             share = getattr(config, name)
             logit = log(share / (1.0 - share)) + own.get(device, own.get(ANY, 0.0))
@@ -188,11 +188,7 @@ COMMON = Software()
 
 def with_habits(name: str, facts: Mapping[str, Any]) -> Software:
     """Build a framework of its habits alone: those of `facts` that `HABITS` names."""
-    habits = {key: facts[key] for key in HABITS if key in facts}
-    of_owner, of_module = (
-        habits.pop(key, 0.0) * 1e-3 for key in ("owner_broadcast_ms", "module_gather_ms")
-    )
-    return Software(name, owner_broadcast=of_owner, module_gather=of_module, **habits)
+    return Software(name, **{key: facts[key] for key in HABITS if key in facts})
 
 
 def read_software(name: str | None, own: Mapping[str, Any] | None = None) -> Software:

@@ -1,6 +1,7 @@
 from itertools import cycle, islice
 from pathlib import Path
 from shutil import copytree
+from statistics import mean
 
 import pytest
 from omegaconf import OmegaConf
@@ -11,6 +12,7 @@ from darts_parallel.config.composition import load_config
 from darts_parallel.config.schema import Config, config_dir
 from darts_parallel.config.trainer import EXPORTS, Trainer, group_file, read_trainer
 from darts_parallel.errors import ConfigError
+from darts_parallel.planner import FAMILIES
 from darts_parallel.problem.problem import load_problem
 
 CONTRACT = """\
@@ -36,6 +38,23 @@ def test_a_cluster_with_its_devices_inline_is_read_from_a_folder_of_the_user(
     assert problem.cluster.num_devices == 32
     assert problem.cluster.groups[0].device.peak_flops == 125e12
     assert problem.cluster.inter_node.bandwidth == 5e9
+
+
+def test_a_gpu_of_three_keys_has_the_figures_of_a_shipped_one_without_runs(tmp_path: Path) -> None:
+    problem = load_problem(["cluster=mine"], config_dir=own_cluster(tmp_path, CONTRACT))
+    shipped = load_config(["cluster=a10_8x4"])
+    mine, a10 = (config.cluster.devices["a10"] for config in (problem.config, shipped))
+    assert mine.reserved_GiB is None
+    assert mine.kept_gib == pytest.approx(a10.kept_gib, abs=0.005)
+    assert problem.cluster.groups[0].device.reserved == mine.kept_gib * 2.0**30
+    own = ("peak_TFLOPs", "host_bandwidth_GBps", "reserved_GiB", "gemm_efficiency")
+    assert vars(mine) | {key: vars(a10)[key] for key in own} == vars(a10)
+    measured = {
+        FAMILIES.get(path.stem, path.stem): OmegaConf.load(path).gemm_efficiency
+        for path in config_dir().glob("device/*.yaml")
+        if "fitted to runs on this GPU" in path.read_text()
+    }
+    assert mine.gemm_efficiency == pytest.approx(mean(measured.values()), abs=0.01)
 
 
 BROKEN_CLUSTERS = [

@@ -89,7 +89,7 @@ def test_processors_of_the_node_update_what_deepspeed_offloads() -> None:
 def test_each_matrix_of_an_expert_is_gathered_by_itself() -> None:
     problem, plan = job("toy_moe")
     bare = evaluate(plan, problem).iteration_time_s
-    slow = evaluate(plan, with_fact(problem, module_gather=1.0)).iteration_time_s
+    slow = evaluate(plan, with_fact(problem, module_gather_ms=1e3)).iteration_time_s
     experts = [layer.experts for layer in problem.model.layers if layer.experts]
     matrices = sum(own.count * (1 + own.inputs / own.width) for own in experts)
     # gathered in forward and in backward, and a second hides nothing that counts

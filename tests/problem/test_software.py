@@ -58,6 +58,10 @@ def test_what_a_framework_keeps_grows_with_the_gpu_and_the_context_does_not() ->
     for shown, kept in ((1.0, 1.0), (0.5, 0.5), (2.5, 5.5)):
         own = software.on("h100", replace(device, reserved_GiB=shown))
         assert own.reserved_GiB == pytest.approx(kept)
+    # a GPU that a user describes has a share of its memory
+    usual = replace(device, reserved_GiB=None)
+    grown = software.on("h100", usual).kept_gib
+    assert grown - 1.0 == pytest.approx(software.reserved_factor * (usual.kept_gib - 1.0))
     # a user's file of an earlier version names the bytes themselves
     given = replace(software, values={"reserved_GiB": 2.0}, reserved_factor=1.0)
     assert given.on("h100", device).reserved_GiB == 2.0
@@ -82,11 +86,11 @@ def test_gradients_of_16_bits_take_half_the_wire_and_owners_are_waited_for() -> 
     assert seconds(asked, asked.software) == half
     owners = problem.cluster.num_devices
     # broadcasts come before the next forward pass, not next to it
-    waited = seconds(problem, Software(owner_broadcast=1e-12))
+    waited = seconds(problem, Software(owner_broadcast_ms=1e-9))
     assert waited > whole * (1 + 1e-3)
-    waiting = seconds(problem, Software(owner_broadcast=2.7e-3))
+    waiting = seconds(problem, Software(owner_broadcast_ms=2.7))
     assert waiting - waited == pytest.approx(owners * 2.7e-3, rel=1e-3)
-    assert seconds(problem, Software(owner_broadcast=2.7e-3), zero=0) == seconds(
+    assert seconds(problem, Software(owner_broadcast_ms=2.7), zero=0) == seconds(
         problem, COMMON, zero=0
     )
 
