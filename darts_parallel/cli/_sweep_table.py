@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any
 
 from omegaconf import DictConfig
-from rich.console import Console
 
 from darts_parallel.cli._run_folder import OVERRIDES, remove_empty
+from darts_parallel.cli._task import PipedConsole
 from darts_parallel.config import WORDS
 from darts_parallel.plans import span, write_text
 from darts_parallel.report import (
@@ -83,7 +83,7 @@ def write_sweep(config: DictConfig) -> None:
     titles = [*short, *(["seeds"] if seeds else []), *TITLES.values()]
     cells = joined_seeds(jobs, columns, seeds=seeds)
     over = ", medians over seeds + how much slower the slowest seed is" if seeds else ""
-    console = Console()
+    console = PipedConsole(quiet=False)
     console.print(filled_table(f"{len(jobs)} jobs{over}", titles, cells, range(len(columns))))
     write_text(folder / "results.md", "\n".join([*markdown_table(titles, cells, ()), ""]))
     names = [*keys, *TITLES]

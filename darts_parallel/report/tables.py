@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from darts_parallel.report.format import table_of
@@ -30,7 +31,7 @@ def filled_table(
     columns = (name if i in left else f"{numbers[i]}>" for i, name in enumerate(header))
     table = table_of(title, *columns)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     return table
 
 

@@ -3,8 +3,9 @@ import json
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
-from darts_parallel.cli._sweep_table import Job, joined_seeds, read_job, swept_keys
+from darts_parallel.cli._sweep_table import Job, joined_seeds, read_job, swept_keys, write_sweep
 from darts_parallel.cli._sweeps import sweep_folder
 from tests.support.commands import QUIET, TOY, Command
 
@@ -78,6 +79,33 @@ def test_the_table_has_the_words_of_the_command_and_the_file_has_the_keys(comman
     assert file.read_text().startswith("cluster.nodes.0.count,training.global_batch_size,")
     table = file.with_name("results.md").read_text()
     assert table.startswith("| nodes | gbs | s/iteration |")
+
+
+def test_values_of_keys_are_printed_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    plan = {
+        "layers": [{"dp": 8, "tp": 1}],
+        "predicted": {"iteration_time_s": 1.108309, "tokens_per_s": 118_262.97},
+        "search": {"seconds": 0.174772, "stages": [{"name": "repaired", "gap": 7.96e-5}]},
+        "pp": 2,
+        "cp": 1,
+        "parallelism": {"micro_batch_size": 1},
+    }
+    for number, recompute in enumerate(("selective", "[none,full]")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        given = [f"space.recompute={recompute}", "space.out_of_memory=0.10", f"space.tp={number}"]
+        (folder / "overrides.json").write_text(json.dumps(given))
+        (folder / "plan.json").write_text(json.dumps(plan))
+    write_sweep(
+        OmegaConf.create(
+            {"hydra": {"sweep": {"dir": str(tmp_path)}}, "output": {"tensorboard": False}}
+        )
+    )
+    out = capsys.readouterr().out
+    assert "[none,full]  1 " in out, "\n" + out
 
 
 def test_tokens_of_a_sweep_are_those_that_failures_leave(command: Command) -> None:
