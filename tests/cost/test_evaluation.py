@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from darts_parallel import evaluate, load_problem
-from darts_parallel.cost import build_tables, hard_plan
+from darts_parallel.cost import build_tables, evaluate_batch, even_uniform_plans, hard_plan
 from darts_parallel.exact import find_uniform_plan
 from tests.support.random_plans import random_plans
 
@@ -51,3 +51,13 @@ def test_a_plan_costs_the_same_read_from_the_tables_of_its_space(job: list[str])
             for name, value in vars(alone).items():
                 torch.testing.assert_close(getattr(cost, name), value, rtol=1e-12, atol=0.0)
     assert read > 0
+
+
+def test_a_plan_fits_only_if_every_kind_of_stage_runs_its_strategies() -> None:
+    (table, *_) = build_tables(load_problem(["model=toy", "training=toy", "cluster=toy_mixed"]))
+    plans = even_uniform_plans(table)
+    plans = plans[evaluate_batch(table, plans).feasible]
+    runs = torch.ones(int(table.stage_kind.max()) + 1, len(table.choices), dtype=torch.bool)
+    runs[-1, plans.choices[0, 0]] = False
+    found = evaluate_batch(replace(table, kind_allowed=runs), plans).feasible
+    assert found.tolist() == (plans.choices[:, 0] != plans.choices[0, 0]).tolist()

@@ -7,11 +7,17 @@ import pytest
 import torch
 
 from darts_parallel import Plan, evaluate, load_problem
+from darts_parallel.cost.collectives import RingGroup
 from darts_parallel.cost.compute import launch_gap
 from darts_parallel.cost.evaluation import hard_plan
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.table import build_tables
-from darts_parallel.cost.terms.experts import ExpertTerm, dispatch_seconds
+from darts_parallel.cost.terms.experts import (
+    ExpertTerm,
+    _flex_copies,
+    dispatch_seconds,
+    exchange_seconds,
+)
 from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.plans._expert_degrees import expert_layer
 from darts_parallel.plans.space import OuterSpace, outer_spaces
@@ -131,6 +137,31 @@ def test_biases_of_experts_move_28_bytes_forward_and_40_backward_and_keep_nothin
     torch.testing.assert_close(biased.forward - plain.forward, 28.0 * once)
     torch.testing.assert_close(biased.backward - plain.backward, 40.0 * once)
     torch.testing.assert_close(biased.kept, plain.kept)
+    # in 16 bits, as sent and as received
+    torch.testing.assert_close(plain.working, 2.0 * 2.0 * rows * layer.experts.hidden)
+
+
+def test_a_rank_launches_the_kernels_of_its_own_experts() -> None:
+    problem = toy("cluster.devices.toy.expert_overhead_us=1000")
+    topology = problem.cluster.stage_topology(0, 1)
+    space = OuterSpace(1, (1,), (LayerStrategy(1, 8, ep=4),))
+    stage = StageContext.build(problem, topology, space)
+    layer = next(layer for layer in problem.model.layers if layer.experts is not None)
+    none = torch.zeros(1, 1, dtype=torch.float64)
+    found, _ = ExpertTerm().message_seconds(stage, layer, (none, none))
+    sent = exchange_seconds(stage, layer)
+    # half of the launches are the layer's; the other half are those of 16 experts
+    launches = 1e-3 * stage.training.expert_launches * (0.5 + 0.5 * layer.experts.count / 4 / 16)
+    torch.testing.assert_close(found, sent + launch_gap(sent, launches))
+
+
+def test_a_flex_dispatcher_sends_a_token_once_to_each_domain_and_rank() -> None:
+    (experts,) = {layer.experts for layer in toy().model.layers if layer.experts is not None}
+    two = torch.tensor([2.0], dtype=torch.float64)
+    inside, across = _flex_copies(experts, RingGroup(two, two, two))
+    assert float(inside) == pytest.approx(experts.distinct(4) / 2)
+    assert float(across) == pytest.approx(experts.distinct(2) / 2)
+    assert experts.distinct(2) < experts.distinct(4)
 
 
 def test_states_are_divided_by_the_ranks_that_hold_the_same_experts() -> None:

@@ -33,6 +33,14 @@ def test_a_written_plan_is_read_back(toy_problem: Problem, tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
+@pytest.mark.parametrize("model", [None, "toy", ["toy"]])
+def test_a_plan_that_names_no_model_is_read(
+    toy_problem: Problem, tmp_path: Path, model: Any
+) -> None:
+    data = content(toy_problem) | {"model": model}
+    assert read_plan(written(tmp_path, data), toy_problem.model) == PLAN
+
+
 def test_layers_that_agree_have_common_degrees_and_others_null(toy_problem: Problem) -> None:
     expected = {"dp": 2, "tp": 2, "pp": 2, "cp": 1, "virtual_stages": 1, "micro_batch_size": 2}
     assert content(toy_problem)["parallelism"] == expected

@@ -230,3 +230,14 @@ def test_every_divisor_above_1_of_the_data_parallel_ranks_is_a_shard_size() -> N
         assert {choice.shard_size for choice in space.choices} <= {0, size}
     with pytest.raises(ConfigError, match=r"space\.shard_size=3 must be .* or [24]\."):
         outer_spaces(toy(*pins, "space.shard_size=3"))
+
+
+@pytest.mark.parametrize(("count", "near"), [(5, 4), (11, 10)])
+def test_the_closest_nodes_that_divide_into_equal_stages_are_proposed(
+    count: int, near: int
+) -> None:
+    mixed = "cluster=toy_mixed"
+    with pytest.raises(ConfigError, match=rf"try cluster\.nodes\[0\]\.count={near}\.") as error:
+        outer_spaces(toy(mixed, f"cluster.nodes.0.count={count}"))
+    assert "must divide into equal stages of one node type each" in str(error.value)
+    assert outer_spaces(toy(mixed, f"cluster.nodes.0.count={near}"))
