@@ -11,6 +11,7 @@ import torch
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
 from darts_parallel.exact._pareto import pareto
+from darts_parallel.exact._stage_fronts import pareto_by_layout
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.uniform import find_uniform_plan
@@ -150,3 +151,8 @@ def test_seconds_that_are_paid_once_count_as_they_cost(seed: int) -> None:
     once = torch.zeros_like(table.per_iteration)
     once[:, 0] = 20.0 * drawn
     assert_same_optimum([replace(table, per_iteration=once)], "layerwise")
+
+
+def test_strategies_are_compared_within_their_layout() -> None:
+    values = np.array([[2.0, 2.0], [1.0, 1.0], [3.0, 0.5], [5.0, 5.0]])
+    assert pareto_by_layout(values, np.array([0, 0, 0, 1])).tolist() == [1, 2, 3]

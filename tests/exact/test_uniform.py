@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from itertools import combinations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.result import LATE, TOO_LARGE, deadline_check
 from darts_parallel.exact.uniform import (
     _even_seconds,
+    _Search,
     find_uniform_plan,
     find_uniform_within,
     uniform_bounds,
@@ -251,3 +253,11 @@ def test_a_plan_that_only_uneven_stages_fit_is_found_without_a_search(
     found = find_uniform_plan([table], deadline=deadline)
     assert not found.proven
     assert math.isfinite(found.cost)
+
+
+@pytest.mark.parametrize(("complete", "floor"), [(True, 2.0), (False, 1.5)])
+def test_an_unfinished_search_proves_no_more_than_the_bound_that_it_has_reached(
+    complete: bool, floor: float
+) -> None:
+    left = SimpleNamespace(too_large=[], reached=1.5, ranking=SimpleNamespace(floor=2.0))
+    assert _Search.floor(left, complete) == floor
