@@ -184,6 +184,25 @@ def test_annealing_finds_the_best_of_all_orders(
             assert min(found) == pytest.approx(best, rel=1e-12)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_passes_and_messages_of_a_longest_path_last_as_long_as_all(seed: int) -> None:
+    table = free_table(seed, "1f1b", 3, 6)
+    problem = OrderProblem(table, 0, "layerwise")
+    order = problem.starts(first_plan(table))[-1]
+    figures = problem.figures[order.split]
+    stages, once = problem.stages(order)
+    end = np.zeros((len(figures.sources), figures.batches))
+    problem.kernel.timed(figures, order.words, order.lengths, stages, once, end)
+    path = np.zeros((order.lengths.sum() + 1, 2), dtype=np.int64)
+    given = (order.words, order.lengths, stages, figures.sources, end, path)
+    path = path[: problem.kernel.critical(*given)]
+    device, place = path.T
+    symbols = order.words[device, place]
+    received = symbols[:-1][device[:-1] != device[1:]]  # the path runs backwards
+    seconds = stages.seconds[symbols].sum() + stages.message[received].sum()
+    assert seconds + stages.sync[device[0]] + once == pytest.approx(order.seconds, rel=1e-12)
+
+
 def test_the_heuristic_closes_the_gap_of_zb_v_where_micro_batches_are_as_few_as_devices() -> None:
     table = free_table(0, "zero_bubble_v", 8, 8)
     shape, ones = table.forward.shape, torch.ones_like(table.forward)
