@@ -188,7 +188,11 @@ def test_annealing_finds_the_best_of_all_orders(
 def test_passes_and_messages_of_a_longest_path_last_as_long_as_all(seed: int) -> None:
     table = free_table(seed, "1f1b", 3, 6)
     problem = OrderProblem(table, 0, "layerwise")
-    order = problem.starts(first_plan(table))[-1]
+    plan = first_plan(table)
+    first = np.append(plan.first_layers[0].numpy(), table.num_layers)
+    whole, split = problem._rule_orders("1f1b", first, plan.choices[0].numpy())
+    assert (whole.split, split.split) == (False, True)
+    order = problem.starts(plan)[-1]
     figures = problem.figures[order.split]
     stages, once = problem.stages(order)
     end = np.zeros((len(figures.sources), figures.batches))
