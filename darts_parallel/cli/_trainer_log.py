@@ -17,6 +17,8 @@ NUMBER = r"((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?)(?![\d]|[.,]\d)"
 """A number as trainers print it; commas stand before groups of three digits alone."""
 RANK = re.compile(r"\[(r|R)ank ?(\d+)\]")
 """Who printed a line: torchrun counts `[rank3]` within a node, Megatron `[Rank 3]` in the job."""
+LENGTH = r"\b(?:seq_length|sequence length):?[ .]+(\d+)"
+"""Tokens of a sequence as Megatron and torchtitan print them before the first step."""
 UNREAD = re.compile(r"\x1b\[[\d;]*m|\0")
 """Colours, and every second byte of UTF-16, which PowerShell writes."""
 MOST = 1e12
@@ -88,7 +90,7 @@ def _ranks(label: str, problem: Problem) -> Sequence[int]:
 
 
 def _check_batch(path: str, known: Sequence[TrainerLog], text: str, problem: Problem) -> None:
-    """Refuse the log of a run with another global batch, where the log states it."""
+    """Refuse the log of a run with another batch, or other sequences, where the log states them."""
     own = {"sequences": problem.training.global_batch_size, "tokens": problem.tokens_per_iteration}
     for log in known:
         unit = log.batch_unit
@@ -99,8 +101,16 @@ def _check_batch(path: str, known: Sequence[TrainerLog], text: str, problem: Pro
         for printed in batches:
             if printed != own[unit]:
                 told = f"its global batch is {printed:.0f} {unit}, the plan's {own[unit]}"
-                way_out = "try the log of this plan's run"
-                raise ConfigError(f"tune.log={path} is of another job: {told}; {way_out}.")
+                raise ConfigError(
+                    f"tune.log={path} is of another job: {told}; try the log of this plan's run."
+                )
+    lengths = _by_rank(LENGTH, text)
+    require(
+        not lengths or problem.training.seq_len in dict(lengths),
+        f"tune.log={path}",
+        f"have sequences of {problem.training.seq_len} tokens, as the plan",
+        "the log of this plan's run",
+    )
 
 
 def _seconds(value: float, unit: str, problem: Problem) -> float:

@@ -42,6 +42,20 @@ def test_a_log_says_median_seconds_and_the_peak(line: str, tmp_path: Path) -> No
             read_log(str(tmp_path / "log"), problem)
 
 
+@pytest.mark.parametrize(
+    "head",
+    ["seq_length ............ {}", "sequence length: {}, total steps: 9", "sequence length {},"],
+)
+def test_a_log_of_other_sequences_is_refused(head: str, tmp_path: Path) -> None:
+    problem = load_problem(["model=toy", "cluster=toy", "gbs=4096", "training=toy"])
+    steps = "\n" + "".join(LINES[2].format(n=n, tps=1000) for n in range(9))
+    (tmp_path / "log").write_text(head.format(64) + steps)
+    assert read_log(str(tmp_path / "log"), problem).peak == 2**31
+    (tmp_path / "log").write_text(head.format(32) + steps)
+    with pytest.raises(ConfigError, match="must have sequences of 64 tokens, as the plan"):
+        read_log(str(tmp_path / "log"), problem)
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "latin-1"])
 def test_a_log_may_have_broken_bytes_and_ends_of_lines_of_windows(
     encoding: str, tmp_path: Path
