@@ -24,7 +24,7 @@ from darts_parallel.graph.capture import capture_module, make_inputs
 from darts_parallel.graph.command import run_request
 from darts_parallel.graph.descent import DescentAnswer, descend
 from darts_parallel.graph.plan import GraphPlan, plan_graph, plan_module
-from darts_parallel.graph.report import _descent_line
+from darts_parallel.graph.report import _descent_line, _split_lines
 from darts_parallel.problem.layer_spec import Gemm
 from tests.graph.running import STEEP, mesh, on_meta
 
@@ -193,6 +193,15 @@ def test_the_report_tells_descent_from_coordinate_descent() -> None:
     found = DescentAnswer(plan.assignment, 1.5 * plan.seconds, 1.25 * plan.seconds, False, 1.0)
     line = _descent_line(plan, found)
     assert "25.00 % above (50.00 % before coordinate descent, over the memory)" in line
+
+
+def test_the_operators_of_a_report_share_all_seconds() -> None:
+    one = space()
+    lines = _split_lines(GraphPlan(one, GraphProgramme(one).solve().assignment))
+    shares = [float(line.split()[0]) for line in lines]
+    assert len(shares) == 4
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) == pytest.approx(100.0, abs=0.2)
 
 
 class Unknown(nn.Module):
