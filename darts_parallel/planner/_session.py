@@ -45,6 +45,8 @@ class Asked:
     """Schedules that the space names; None: all."""
     blocks: tuple[bool, ...] | None = None
     """Which layers are blocks, for a trainer whose other layers share a strategy; None: for any other."""
+    proofs: dict[float, dict[str, Verification]] = field(default_factory=dict)
+    """Answers of exact methods that were asked before the search, by share of memory left free."""
 
     @staticmethod
     def of(problem: Problem, tables: Sequence[CostTable] | None = None) -> "Asked":

@@ -23,7 +23,7 @@ from darts_parallel.cost import (
     kept_bytes,
 )
 from darts_parallel.errors import InfeasibleError
-from darts_parallel.gradient import any_fits
+from darts_parallel.gradient import SearchResult, any_fits
 from darts_parallel.planner._session import CHECK_SECONDS, Asked, Session
 from darts_parallel.planner._simplest import TIE, effort, simplest_within, with_one_end
 from darts_parallel.planner._stage_balance import balance_stages
@@ -41,12 +41,16 @@ MOST_EXTRA = 0.15
 """Relative seconds that a safe plan may cost."""
 GAIN = 2.0 * TIE
 """Relative seconds from which another plan is faster: above what two ties may cost."""
-LEVELS = (0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.02, 0.01, 3e-3, 1e-3, 1e-4)
+LEVELS = (0.5, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05, 0.02, 0.01, 3e-3, 1e-3, 1e-4)
 """Chances of one device whose headrooms are searched, whatever `space.out_of_memory` is."""
+EXACT_LEVELS = (0.35, 0.25)
+"""Levels at which exact methods alone look for faster plans: other searches take seconds each."""
 LEAST_STEP = 0.01
 """Least first tightening, of the logarithm of the memory."""
 SAFE_TRIES = 4
 """Tightenings at most until the safe plan of a space is found."""
+LEVEL_SECONDS = 5.0
+"""Seconds at most of the exact methods at a level, before the search."""
 RUNG_SECONDS = 10.0
 """Seconds at most of the exact methods for another risk level, `fastest` or `safe`."""
 HALVINGS = 8
@@ -105,8 +109,8 @@ def within_chance(asked: Asked, find: Callable[[float], Planned]) -> Planned:
 
     Plans are met at the headrooms of `LEVELS`. `search=exact` starts with all memory, and the first
     plan that keeps the chance is the fastest one: the seconds of optima rise with the headroom. So
-    with a looser limit seconds never rise and chances never fall. The other searches start at the
-    level of the limit, since each takes seconds.
+    with a looser limit seconds never rise and chances never fall. The other searches take seconds
+    each. They start at the level that exact methods name, or else at that of the limit.
 
     Args:
         asked: The question with all memory.
@@ -122,9 +126,10 @@ def within_chance(asked: Asked, find: Callable[[float], Planned]) -> Planned:
     search = _ChanceSearch(find, asked, headrooms)
     usual = next(i for i, chance in enumerate(LEVELS) if chance <= search.allowed)
     exact = problem.config.search.method == "exact"
-    met, failed = search.tighter(0 if exact else usual, usual)
+    named = 0 if exact else search.loosest(usual)
+    met, failed = search.tighter(usual if named is None else named, usual)
     if met and search.keeps(met[-1]):
-        return met[-1] if exact else search.loosened(met[-1], usual)
+        return search.loosened(met[-1], usual) if named is None else met[-1]
     if met and met[-1].interrupted:
         return met[-1]
     safest = search.safest(met, failed, usual)
@@ -154,6 +159,41 @@ class _ChanceSearch:
     def keeps(self, found: Planned) -> bool:
         """Return whether a plan keeps the chance."""
         return found.out_of_memory is None or found.out_of_memory <= self.allowed
+
+    def loosest(self, usual: int) -> int | None:
+        """Return the loosest level whose optimum keeps the chance and saves more than ties may cost.
+
+        Exact methods look for it, each within `LEVEL_SECONDS`; None where they have no answer.
+        """
+        known = self._optimum(usual, None) if _checks(self.config) else None
+        if known is None:
+            return None
+        most = known.seconds * (1.0 - GAIN - self.config.search.tie)
+        faster = SearchResult(known.plan, most, known.plan, most)
+        level, low, high = usual, 0, usual - 1
+        while low <= high and known.chance >= LEVELS[-1]:
+            middle = (low + high) // 2
+            best = self._optimum(middle, faster)
+            if best is not None and best.chance > self.allowed:
+                low = middle + 1
+                continue
+            high = middle - 1
+            if best is not None:
+                level = middle
+        return level
+
+    def _optimum(self, level: int, known: SearchResult | None) -> Rung | None:
+        """Return the best plan of a level by exact methods, whose proof a search there need not repeat.
+
+        Args:
+            known: None is returned where no plan is faster.
+        """
+        asked = self.asked.at(self.headrooms[level])
+        session = _answered(asked, known, LEVEL_SECONDS)
+        if session.proven is not session.best:
+            return None
+        self.asked.proofs[self.headrooms[level]] = session.found.answers
+        return _rung("", session)
 
     def tighter(self, first: int, usual: int) -> tuple[list[Planned], int | None]:
         """Leave more and more memory free, from a level on, until a plan keeps the chance.
@@ -194,6 +234,8 @@ class _ChanceSearch:
         if found.asked is None or all(map(always_fits, found.asked.tables)):
             return found
         for looser in reversed(range(level)):
+            if LEVELS[looser] in EXACT_LEVELS:
+                continue
             late = time.monotonic() - self.began > self.config.search.max_seconds
             worth = sure or self._worth_loosening(found, last=not looser)
             if found.interrupted or late or not worth:
@@ -210,22 +252,15 @@ class _ChanceSearch:
         return found
 
     def _worth_loosening(self, found: Planned, *, last: bool) -> bool:
-        """Return whether a plan is twice as safe as asked for, and a faster one may fit.
+        """Return whether a plan is twice as safe as asked for.
 
-        The exact methods say so where the plan is surely safe, and before the last search.
+        Where plans are checked, a surely safe one stays, and the last search is left out.
         """
         chance = found.out_of_memory
         if chance is None or chance > self.allowed / 2.0:
             return False
-        return self._gains(found) if last or chance < LEVELS[-1] else True
-
-    def _gains(self, found: Planned) -> bool:
-        """Return whether exact methods know a faster plan whose median peak fits, or are not asked."""
-        if found.asked is None or found.result is None or not _checks(self.config):
-            return not self.config.verification.enabled
-        rung = _rung("fastest", found.asked.at(0.0), found, RUNG_SECONDS)
-        least = GAIN + self.config.search.tie
-        return rung is not None and rung.seconds < found.result.iteration_time_s * (1.0 - least)
+        unlikely = last or chance < LEVELS[-1]
+        return not unlikely or not self.config.verification.enabled
 
     def safest(
         self,
@@ -314,7 +349,7 @@ def ladder(planned: Planned) -> list[Rung]:
     rungs = [chosen]
     checks = _checks(asked.problem.config)
     if checks and asked.problem.headroom:
-        fastest = _rung("fastest", asked.at(0.0), planned, RUNG_SECONDS)
+        fastest = _rung("fastest", _answered(asked.at(0.0), result, RUNG_SECONDS))
         if fastest is not None and fastest.seconds < chosen.seconds * (1.0 - GAIN):
             rungs.append(fastest)
     if checks and chosen.chance > SURE:
@@ -373,7 +408,7 @@ def _safe(asked: Asked, chosen: Rung, kind: str) -> Rung | None:
         missing = (_quantile(wanted) - _quantile(chance)) * spread
         distance += tries * max(missing, LEAST_STEP)
         tight = replace(asked.at(_headroom(distance)), space_kind=kind)
-        rung = _rung("safe", tight, None, deadline - time.monotonic())
+        rung = _rung("safe", _answered(tight, None, deadline - time.monotonic()))
         if rung is None or rung.seconds > chosen.seconds * (1.0 + MOST_EXTRA):
             return None
         if rung.chance <= wanted:
@@ -382,22 +417,21 @@ def _safe(asked: Asked, chosen: Rung, kind: str) -> Rung | None:
     return None
 
 
-def _rung(
-    name: str,
-    asked: Asked,
-    known: Planned | None,
-    seconds: float,
-) -> Rung | None:
-    """Return the best plan by exact methods; None where none was found in time.
+def _answered(asked: Asked, known: SearchResult | None, seconds: float) -> Session:
+    """Ask the exact methods for so many seconds of wall-clock.
 
     Args:
-        known: A plan that is feasible there, which bounds the search of so many seconds of wall-
-            clock.
+        known: A plan that is feasible there, which bounds the search.
     """
     session = Session(replace(asked, budgets={CHECK_SECONDS: seconds}), METHODS)
-    session.found.result = None if known is None else known.result
+    session.found.result = known
     run_phases(session, (CHECKS,))
-    best = session.best
+    return session
+
+
+def _rung(name: str, session: Session) -> Rung | None:
+    """Return the best plan that exact methods found; None where they found none."""
+    asked, best = session.asked, session.best
     if best is None or best.plan is None:
         return None
     balanced = balance_stages(best.plan, asked)

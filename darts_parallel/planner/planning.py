@@ -122,7 +122,10 @@ def _searched(
         session = product_session(asked.problem.leaving_free(headroom), reported)
     if seconds is not None:
         session.asked = session.asked.within(seconds)
-    run_phases(session, ORDERS[session.asked.settings.method])
+    *first, last = ORDERS[session.asked.settings.method]
+    run_phases(session, first)
+    session.found.answers |= asked.proofs.get(headroom, {})
+    run_phases(session, (last,))
     result = search_result(session)
     if rental is not None and rental.iteration_time_s < result.iteration_time_s:
         result = rental.instead_of(result)
