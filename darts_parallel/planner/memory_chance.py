@@ -51,6 +51,8 @@ SAFE_TRIES = 4
 """Tightenings at most until the safe plan of a space is found."""
 LEVEL_SECONDS = 5.0
 """Seconds at most of the exact methods at a level, before the search."""
+LEVEL_SHARE = 0.1
+"""Share of the search's seconds that they have at most."""
 RUNG_SECONDS = 10.0
 """Seconds at most of the exact methods for another risk level, `fastest` or `safe`."""
 HALVINGS = 8
@@ -163,7 +165,7 @@ class _ChanceSearch:
     def loosest(self, usual: int) -> int | None:
         """Return the loosest level whose optimum keeps the chance and saves more than ties may cost.
 
-        Exact methods look for it, each within `LEVEL_SECONDS`; None where they have no answer.
+        Exact methods look for it; None where they have no answer in time.
         """
         known = self._optimum(usual, None) if _checks(self.config) else None
         if known is None:
@@ -189,8 +191,10 @@ class _ChanceSearch:
             known: None is returned where no plan is faster.
         """
         asked = self.asked.at(self.headrooms[level])
-        session = _answered(asked, known, LEVEL_SECONDS)
-        if session.proven is not session.best:
+        share = LEVEL_SHARE * self.config.search.max_seconds
+        seconds = min(LEVEL_SECONDS, share, asked.budgets[CHECK_SECONDS])
+        session = _answered(asked, known, seconds)
+        if session.proven is None or session.best is known:
             return None
         self.asked.proofs[self.headrooms[level]] = session.found.answers
         return _rung("", session)

@@ -15,7 +15,7 @@ from darts_parallel.errors import InfeasibleError
 from darts_parallel.exact import TableResult
 from darts_parallel.gradient import SearchResult
 from darts_parallel.planner import _exact_methods, memory_chance, planning
-from darts_parallel.planner._session import Asked
+from darts_parallel.planner._session import Asked, Session
 from darts_parallel.planner._simplest import TIE, effort
 from darts_parallel.planner.figure_posterior import posterior
 from darts_parallel.planner.memory_chance import (
@@ -97,6 +97,32 @@ def test_a_search_starts_where_the_optimum_keeps_the_chance_and_is_not_proven_tw
     assert proof.iteration_time_s == pytest.approx(best.result.iteration_time_s, rel=1e-12)
     # at the usual headroom, and at two looser ones; the search itself solves nothing again
     assert len(calls) == 3
+
+
+@pytest.mark.parametrize(
+    ("limits", "most"),
+    [
+        ([], 5.0),
+        (["search.max_seconds=10"], 1.0),
+        (["verification.max_seconds=2"], 2.0),
+        (["verification.max_seconds=0"], 0.0),
+    ],
+)
+def test_exact_methods_take_a_share_of_the_search_before_it(
+    monkeypatch: pytest.MonkeyPatch, limits: list[str], most: float
+) -> None:
+    asked = Asked.of(load_problem(["model=toy", "training=toy", "cluster=toy", *limits]))
+    given = []
+    answered = memory_chance._answered
+
+    def timed(question: Asked, known: SearchResult | None, seconds: float) -> Session:
+        given.append(seconds)
+        return answered(question, known, seconds)
+
+    monkeypatch.setattr(memory_chance, "_answered", timed)
+    level = memory_chance._ChanceSearch(plan, asked, (0.0, 0.1)).loosest(1)
+    assert set(given) == {most}
+    assert (level is None) == (most == 0.0)
 
 
 def test_limits_that_no_headroom_keeps_meet_the_same_safest_plan() -> None:
