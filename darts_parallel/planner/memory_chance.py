@@ -170,10 +170,12 @@ class _ChanceSearch:
         known = self._optimum(usual, None) if _checks(self.config) else None
         if known is None:
             return None
+        if all(map(always_fits, self.asked.tables)):
+            return usual
         most = known.seconds * (1.0 - GAIN - self.config.search.tie)
         faster = SearchResult(known.plan, most, known.plan, most)
         level, low, high = usual, 0, usual - 1
-        while low <= high and known.chance >= LEVELS[-1]:
+        while low <= high:
             middle = (low + high) // 2
             best = self._optimum(middle, faster)
             if best is not None and best.chance > self.allowed:
