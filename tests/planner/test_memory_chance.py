@@ -145,6 +145,10 @@ def test_memory_that_no_plan_fills_is_solved_once() -> None:
     search = memory_chance._ChanceSearch(plan, asked, (0.0, 0.1))
     assert search.loosest(1) == 1
     assert list(asked.proofs) == [0.1]
+    best = search._optimum(1, None)
+    assert best is not None
+    half = 0.5 * best.seconds
+    assert search._optimum(0, SearchResult(best.plan, half, best.plan, half)) is None
 
 
 @pytest.mark.parametrize(("share", "searches"), [(1.0, 1), (0.001, 2)])
@@ -167,6 +171,7 @@ def test_memory_that_no_plan_fills_is_not_loosened(share: float, searches: int) 
     [
         ({}, 5),
         ({0: 0.1, 2: 0.1}, 0),
+        ({0: 0.3, 1: 0.1, 2: 0.1}, 1),
         ({2: 0.3, 3: 0.1, 4: 0.1}, 3),
         ({2: 0.3, 3: 0.3, 4: 0.1}, 4),
         ({2: 0.3, 3: 0.3, 4: 0.3}, 5),
