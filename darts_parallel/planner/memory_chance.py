@@ -5,7 +5,7 @@ its memory. `z` is the normal quantile of the chance, `s` the largest standard d
 per byte, of any composition of bytes: one number, so that the constraint stays additive and every bound and
 proof holds for the tightened problem. The chance of the plan that comes out is then computed for
 the whole job, whose devices share their errors (`prediction_intervals.any_above`). Searches leave
-the headrooms of a fixed list free, and the fastest plan that keeps the limit is taken. Where none
+the headrooms of a fixed list free, and the fastest plan met that keeps the limit is taken. Where none
 does, the plan of least chance is; the median peak fits always.
 """
 
@@ -174,16 +174,17 @@ class _ChanceSearch:
             return usual
         most = known.seconds * (1.0 - GAIN - self.config.search.tie)
         faster = SearchResult(known.plan, most, known.plan, most)
+        # by bisection: with less memory left free, optima are faster and, as a rule, riskier
         level, low, high = usual, 0, usual - 1
         while low <= high:
             middle = (low + high) // 2
             best = self._optimum(middle, faster)
-            if best is not None and best.chance > self.allowed:
+            if best is None:  # only a looser level can gain as much
+                high = middle - 1
+            elif best.chance <= self.allowed:
+                level, high = middle, middle - 1
+            else:
                 low = middle + 1
-                continue
-            high = middle - 1
-            if best is not None:
-                level = middle
         return level
 
     def _optimum(self, level: int, known: SearchResult | None) -> Rung | None:
