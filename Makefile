@@ -4,13 +4,19 @@ VENV := .venv
 CLIENTS := .venv-clients
 ARGS ?=
 
-.PHONY: search test fuzz pages test-clients docs docs-test lint format install develop clean
+.PHONY: search test test-slow fuzz pages test-clients docs docs-test lint format install develop clean
 
 search: install  ## the main job on the default config; ARGS="model=llama3_8b ..." overrides
 	$(VENV)/bin/darts-parallel $(ARGS)
 
-test: develop  ## all tests; compiled files are kept, or every process compiles all again
-	PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
+# compiled files are kept, or every process compiles all again
+TEST := PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest -n 2 --dist worksteal
+
+test: develop  ## all tests but the slow ones
+	$(TEST) -m 'not slow' $(ARGS)
+
+test-slow: develop  ## each takes some 5 s or more, or builds a wheel, or starts processes of its own
+	$(TEST) -m slow $(ARGS)
 
 fuzz: develop  ## random problems against an enumeration, bad values, kills; ARGS="--problems 1000 --seed 1"
 	$(VENV)/bin/python -m tests.fuzz $(ARGS)

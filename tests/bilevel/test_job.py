@@ -243,6 +243,7 @@ def test_equal_schedules_are_trained_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert calls[1]["target"] == found[REFERENCE].final_loss
 
 
+@pytest.mark.slow
 def test_the_experiment_compares_the_loop_with_its_controls(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

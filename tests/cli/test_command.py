@@ -198,6 +198,7 @@ def test_the_simple_cost_model_refuses_different_node_types(command: Command) ->
     assert outcome.files == ()
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_best_plan_and_status_0(tmp_path: Path) -> None:
     endless = [
         *TOY,

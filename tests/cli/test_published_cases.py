@@ -53,6 +53,7 @@ QWEN_3B = {
 }
 
 
+@pytest.mark.slow
 def test_megatron_has_tp_above_the_key_value_heads_and_others_refuse_it(
     command: Command, tmp_path: Path
 ) -> None:

@@ -65,6 +65,7 @@ def runs(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_idle_workers_end_when_the_process_that_asked_for_them_is_killed() -> None:
     # Gloo of PyTorch 2.10 prints on standard output
     command = [sys.executable, "-c", IDLE]

@@ -19,7 +19,6 @@ TINY = [
 ]
 
 
-@pytest.mark.slow
 def test_a_small_uniform_space_is_proven_by_simulating_every_plan() -> None:
     problem = load_problem(TINY)
     best = check(problem, "exhaustive")

@@ -151,7 +151,6 @@ def test_a_trainer_is_a_file_of_data_whose_rules_name_settings_and_an_exporter()
     assert set(TARGETS) == set(EXPORTS)
 
 
-@pytest.mark.slow
 def test_a_trainer_with_pins_that_it_never_runs_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"=accelerate runs no plan.*: pp=2, and it has no pipeline; try "

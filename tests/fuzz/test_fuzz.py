@@ -13,6 +13,7 @@ from tests.fuzz.oracle import cheapest
 FEW = 20  # plans of a problem here
 
 
+@pytest.mark.slow
 def test_some_problems_and_bad_values_are_answered_and_counted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

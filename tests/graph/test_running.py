@@ -229,6 +229,7 @@ def test_slices_gathered_again_on_two_processes_are_one_process(
     assert any(one.again for one in _check(two, make, 2, sliced=True).collectives)
 
 
+@pytest.mark.slow
 def test_plans_and_random_choices_on_four_processes() -> None:
     with Workers(4, timeout_s=120.0) as workers:
         _check(workers, block, 2, 2, seed=0)

@@ -72,6 +72,7 @@ def test_neighbouring_rows_of_a_table_share_its_memory() -> None:
     assert table.select([1, 2]).forward.data_ptr() == table.forward[1].data_ptr()
 
 
+@pytest.mark.slow
 def test_a_job_of_a_thousand_layers_gets_a_plan_after_all_steps() -> None:
     """The descent has half of the limit, several times what it needs."""
     job = ["model.num_layers=1000", "cluster=h100_16x8", "training.global_batch_size=512"]

@@ -101,7 +101,6 @@ def test_exact_search_keeps_the_optimum_whatever_the_tie() -> None:
     assert seconds[0] == pytest.approx(seconds[1], rel=1e-9)
 
 
-@pytest.mark.slow
 def test_qwen3_on_64_gpus_lists_the_plan_that_is_usual_for_megatron() -> None:
     job = ["model=qwen3_30b_a3b", "cluster=h100_8x8", "trainer=megatron", "search.num_steps=20"]
     found = plan(load_problem(job))
