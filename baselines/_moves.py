@@ -74,13 +74,6 @@ class Chains:
         columns = zip(*(vars(part).values() for part in parts), strict=True)
         return Chains(*map(torch.cat, columns))
 
-    def stages(self) -> Tensor:
-        """Return stage of every layer, `(N, L)`."""
-        layers = torch.arange(self.choices.shape[1])
-        positions = layers.expand_as(self.choices).contiguous()
-        starts = self.first_layers.contiguous()
-        return torch.searchsorted(starts, positions, right=True) - 1
-
 
 class PlanSpace:
     """Describe the space of all tables: legal strategies, even splits, prices.
@@ -92,7 +85,6 @@ class PlanSpace:
     def __init__(self, incumbent: Incumbent) -> None:
         tables = incumbent.tables
         self.incumbent = incumbent
-        self.space_kind = incumbent.space_kind
         self.pp = torch.tensor([table.num_stages for table in tables])
         self.num_layers = tables[0].num_layers
         self.most_stages = int(self.pp.max())
@@ -133,7 +125,7 @@ class PlanSpace:
         parts = []
         for index, table in enumerate(tables):
             parts.append(self.of_table(index, even_uniform_plans(table)))
-        for index, plans in enumerate(lightest_plans(tables, self.space_kind)):
+        for index, plans in enumerate(lightest_plans(tables, "layerwise")):
             parts.append(self.of_table(index, plans))
         return Chains.concatenate(parts)
 
@@ -209,17 +201,7 @@ class PlanSpace:
         """Put an allowed strategy, one for each plan, in place of forbidden ones."""
         allowed = self.allowed[chains.table, chains.outer].gather(1, chains.choices)
         other = self.random_choice(chains.table, chains.outer, generator).unsqueeze(1)
-        choices = torch.where(allowed, chains.choices, other)
-        if self.space_kind == "uniform":
-            choices = torch.where(allowed.all(1, keepdim=True), choices, other)
-        return self.in_kind(replace(chains, choices=choices))
-
-    def in_kind(self, chains: Chains) -> Chains:
-        """Give every layer the strategy of its stage's first, where the space is stage-wise."""
-        if self.space_kind != "stagewise":
-            return chains
-        first = chains.first_layers.gather(1, chains.stages())
-        return replace(chains, choices=chains.choices.gather(1, first))
+        return replace(chains, choices=torch.where(allowed, chains.choices, other))
 
 
 def _translation(
@@ -252,10 +234,7 @@ def _distance(
 
 @dataclass(frozen=True)
 class MoveWeights:
-    """Weigh how likely each kind of change is; weights need not sum to 1.
-
-    In the stage-wise space layers and runs become stages, in the uniform space everything is the whole.
-    """
+    """Weigh how likely each kind of change is; weights need not sum to 1."""
 
     layer: float = 0.0
     """One layer takes another strategy."""
@@ -316,7 +295,7 @@ class RandomMoves:
         choices = first.unsqueeze(1).repeat(1, space.num_layers)
         chains = Chains(table, outer, choices, starts)
         growing = torch.ones(count, dtype=torch.bool)
-        for _ in range(MAX_RUNS if space.space_kind != "uniform" else 0):
+        for _ in range(MAX_RUNS):
             growing = growing & (self._uniform(count) < 0.5)
             chains = self._region(chains, "run").where(growing, chains)
         return chains
@@ -352,8 +331,6 @@ class RandomMoves:
         name: str,
     ) -> Chains:
         """Give a layer, run, stage, or everything one other strategy."""
-        if self.space.space_kind == "stagewise" and name in ("layer", "run"):
-            name = "stage"
         first, end = self._range(chains, name)
         layers = torch.arange(self.space.num_layers)
         begun = layers >= first.unsqueeze(1)
@@ -381,7 +358,7 @@ class RandomMoves:
             bounds = torch.nn.functional.pad(chains.first_layers, (0, 1), value=size)
             first = bounds.gather(1, stage)[:, 0]
             end = bounds.gather(1, stage + 1)[:, 0]
-        if name == "whole" or self.space.space_kind == "uniform":
+        elif name == "whole":
             return torch.zeros_like(first), torch.full_like(end, size)
         return first, end
 
@@ -408,7 +385,7 @@ class RandomMoves:
         starts = torch.where(used, moved, space.num_layers)
         legal = (rising & inside).unsqueeze(1)
         starts = torch.where(legal, starts, chains.first_layers)
-        return space.in_kind(replace(chains, first_layers=starts))
+        return replace(chains, first_layers=starts)
 
     def _other_count(self, chains: Chains) -> Chains:
         """Take another number of micro-batches of the same pipeline degree."""

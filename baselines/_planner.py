@@ -29,19 +29,16 @@ class Incumbent:
     tables as they were given.
 
     Args:
-        space_kind: Kind of the space, one of `config.SPACES`.
         keep_all: Keep dominated strategies too, for planners that want a certain one.
     """
 
     def __init__(
         self,
         tables: Sequence[CostTable],
-        space_kind: str,
         *,
         keep_all: bool = False,
     ) -> None:
         self.given = tables
-        self.space_kind = space_kind
         self.seed = 0
         """Seed of the random numbers."""
         self.deadline = float("inf")
@@ -106,12 +103,15 @@ DEFAULT_SECONDS = 10.0
 
 
 OfferPlans = Callable[[Incumbent], None]
-"""Takes the incumbent, which holds the tables, the deadline, the kind of space and the seed."""
+"""Takes the incumbent, which holds the tables, the deadline and the seed."""
 
 
 @dataclass(frozen=True)
 class Planner:
-    """Solve cost tables by the plans that a rival offers: one module of `baselines/`, one paper."""
+    """Solve cost tables by the plans that a rival offers: one module of `baselines/`, one paper.
+
+    Rivals search the layer-wise space, which the comparisons ask for.
+    """
 
     name: str
     """Name of its module."""
@@ -120,13 +120,10 @@ class Planner:
     """Keep dominated strategies too, for planners that want a certain one."""
     seeded: bool = False
     """It draws random numbers and never ends by itself: it gets every seed, and the budget."""
-    layerwise: bool = False
-    """Its plans may differ from layer to layer; the others' are uniform."""
 
     def solve(
         self,
         tables: Tables,
-        space_kind: str,
         *,
         deadline: float | None = None,
         seed: int = 0,
@@ -139,7 +136,7 @@ class Planner:
                 a planner that never ends by itself.
             max_steps: After which a planner that never ends by itself stops in any case.
         """
-        incumbent = Incumbent(tables, space_kind, keep_all=self.keep_all)
+        incumbent = Incumbent(tables, keep_all=self.keep_all)
         incumbent.seed = seed
         incumbent.max_steps = max_steps
         if deadline is not None:

@@ -27,7 +27,7 @@ def offer_plans(incumbent: Incumbent) -> None:
         _plan(outer, incumbent)
 
 
-solve = on_tables(offer_plans, layerwise=True)
+solve = on_tables(offer_plans)
 
 
 def _plan(outer: OuterChoice, incumbent: Incumbent) -> None:

@@ -50,7 +50,7 @@ def offer_plans(incumbent: Incumbent) -> None:
             length = 2 * length
 
 
-solve = on_tables(offer_plans, seeded=True, layerwise=True)
+solve = on_tables(offer_plans, seeded=True)
 
 
 def _restart(

@@ -62,4 +62,4 @@ def offer_plans(incumbent: Incumbent) -> None:
             since[stale] = 0.0
 
 
-solve = on_tables(offer_plans, seeded=True, layerwise=True)
+solve = on_tables(offer_plans, seeded=True)

@@ -48,7 +48,7 @@ def offer_plans(incumbent: Incumbent) -> None:
                     incumbent.offer(outer.table, found.plan)
 
 
-solve = on_tables(offer_plans, layerwise=True)
+solve = on_tables(offer_plans)
 
 
 def _cuts(

@@ -27,7 +27,7 @@ def offer_plans(incumbent: Incumbent) -> None:
         _plan(outer, incumbent)
 
 
-solve = on_tables(offer_plans, keep_all=True, layerwise=True)
+solve = on_tables(offer_plans, keep_all=True)
 
 
 def samples(outer: OuterChoice) -> list[Recomputation]:

@@ -33,7 +33,7 @@ def offer_plans(incumbent: Incumbent) -> None:
         incumbent.offer(outer.table, outer.plans(starts, choices))
 
 
-solve = on_tables(offer_plans, keep_all=True, layerwise=True)
+solve = on_tables(offer_plans, keep_all=True)
 
 
 def _load(option: Recomputation, count: int) -> Array:

@@ -18,4 +18,4 @@ def offer_plans(incumbent: Incumbent) -> None:
         space.price(moves.random_plans(BATCH))
 
 
-solve = on_tables(offer_plans, seeded=True, layerwise=True)
+solve = on_tables(offer_plans, seeded=True)

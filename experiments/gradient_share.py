@@ -168,7 +168,7 @@ def solve(task: tuple[str, int]) -> list[StageRow]:
 
 def _of_rival(name: str, tables: Sequence[CostTable], seconds: float, seed: int) -> float:
     """Return what a rival finds in so many seconds."""
-    return PLANNERS[name](tables, SPACE, deadline=time.monotonic() + seconds, seed=seed).cost
+    return PLANNERS[name](tables, deadline=time.monotonic() + seconds, seed=seed).cost
 
 
 def _polished(tables: Sequence[CostTable], config: SearchConfig, seed: int) -> float:

@@ -63,7 +63,7 @@ class NoDescent(GradientSearch):
         self.stopped_by = polish_pool(
             self.pool, self.space_kind, self.config, hurry=False, bounds=self.bounds
         )
-        space = PlanSpace(Incumbent(self.pool.tables, self.space_kind, keep_all=True))
+        space = PlanSpace(Incumbent(self.pool.tables, keep_all=True))
         moves = RandomMoves(space, WEIGHTS, self.generator)
         try:
             while self.stopped_by is None and self.pool.best is not None:

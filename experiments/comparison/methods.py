@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 
 from baselines import PLANNERS
@@ -92,7 +93,7 @@ class Contest:
     ) -> TableResult:
         """Run another planner for at most `seconds`, with a seed in `given` where it takes one."""
         began = time.monotonic()
-        answer = planner(self.tables, SPACE, deadline=began + seconds, **given)
+        answer = planner(self.tables, deadline=began + seconds, **given)
         took = time.monotonic() - began
         seed = given.get("seed")
         plans = answer.plans_evaluated
@@ -109,9 +110,9 @@ def run_case(case: SuiteCase, options: CompareOptions) -> list[MethodRun]:
     contest = Contest(case)
     seeds = range(options.search.seed, options.search.seed + options.seeds)
     limit = options.oracle_seconds
-    oracle = contest.plan(ORACLE, find_layerwise_plan, limit)
+    oracle = contest.plan(ORACLE, partial(find_layerwise_plan, space_kind=SPACE), limit)
     if UNIFORM in options.methods:
-        contest.plan(UNIFORM, lambda tables, _, **given: find_uniform_plan(tables, **given), limit)
+        contest.plan(UNIFORM, find_uniform_plan, limit)
     if AUTO in options.methods:
         contest.runs.append(_auto(contest, options.search))
     budget = options.budget

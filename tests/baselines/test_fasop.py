@@ -17,7 +17,7 @@ def test_plans_on_random_tables_are_legal_and_one_for_each_uniform_strategy(seed
     assert (plans.first_layers[:, 0] == 0).all()
     assert (plans.first_layers.diff(dim=1) > 0).all()
     assert not table.fused_to_previous[plans.first_layers].any()
-    best = solve([table], "uniform")
+    best = solve([table])
     cost = evaluate_batch(table, plans)
     feasible = cost.iteration_time[cost.feasible]
     assert best.cost == (float(feasible.min()) if len(feasible) else float("inf"))

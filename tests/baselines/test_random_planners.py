@@ -24,14 +24,14 @@ EVERY_MOVE = MoveWeights(layer=1, run=1, stage=1, whole=1, edge=1, outer=1, jump
 
 
 def moves_over(
-    tables: list[CostTable], kind: str, seed: int, weights: MoveWeights = EVERY_MOVE
+    tables: list[CostTable], seed: int, weights: MoveWeights = EVERY_MOVE
 ) -> RandomMoves:
-    space = PlanSpace(Incumbent(tables, kind))
+    space = PlanSpace(Incumbent(tables))
     return RandomMoves(space, weights, torch.Generator().manual_seed(seed))
 
 
 def assert_legal(chains: Chains, space: PlanSpace) -> None:
-    """Rising stage starts at units, as many as stages; allowed strategies; the right space."""
+    """Rising stage starts at units, as many as stages; allowed strategies."""
     table_pp = space.pp[chains.table]
     for starts, pp in zip(chains.first_layers.tolist(), table_pp.tolist(), strict=True):
         assert starts[0] == 0
@@ -39,17 +39,11 @@ def assert_legal(chains: Chains, space: PlanSpace) -> None:
         assert set(starts[:pp]) <= set(space.units.tolist())
         assert set(starts[pp:]) <= {space.num_layers}
     assert space.allowed[chains.table, chains.outer].gather(1, chains.choices).all()
-    if space.space_kind == "uniform":
-        assert (chains.choices == chains.choices[:, :1]).all()
-    if space.space_kind == "stagewise":
-        firsts = chains.choices.gather(1, chains.first_layers.gather(1, chains.stages()))
-        assert (chains.choices == firsts).all()
 
 
-@pytest.mark.parametrize("kind", ["uniform", "stagewise", "layerwise"])
-def test_random_plans_and_every_change_of_them_are_legal(kind: str) -> None:
+def test_random_plans_and_every_change_of_them_are_legal() -> None:
     for seed in range(4):
-        moves = moves_over(tables_of_one_model(seed), kind, seed)
+        moves = moves_over(tables_of_one_model(seed), seed)
         chains = moves.random_plans(60)
         assert_legal(chains, moves.space)
         for _ in range(6):
@@ -61,7 +55,7 @@ def test_random_plans_and_every_change_of_them_are_legal(kind: str) -> None:
 def test_a_flexflow_proposal_changes_one_layer_or_moves_edges_by_one_or_changes_the_outer_choice() -> (
     None
 ):
-    moves = moves_over(tables_of_one_model(1), "layerwise", 1, flexflow.WEIGHTS)
+    moves = moves_over(tables_of_one_model(1), 1, flexflow.WEIGHTS)
     before = moves.random_plans(400)
     after = moves.propose(before)
     same_outer = (before.table == after.table) & (before.outer == after.outer)
@@ -76,7 +70,7 @@ def test_a_flexflow_proposal_changes_one_layer_or_moves_edges_by_one_or_changes_
 
 
 def test_the_metropolis_rule_at_its_two_ends_and_at_one_hand_worked_temperature() -> None:
-    moves = moves_over(tables_of_one_model(2), "layerwise", 3)
+    moves = moves_over(tables_of_one_model(2), 3)
     chains = moves.random_plans(2000)
     energy = moves.space.price(chains)
     _, cold = metropolis(moves, chains, energy, 1e-12)
@@ -92,7 +86,7 @@ def test_the_metropolis_rule_at_its_two_ends_and_at_one_hand_worked_temperature(
 @pytest.mark.parametrize("name", PLANNERS)
 def test_equal_seeds_agree(name: str) -> None:
     def run(seed: int) -> TableResult:
-        return PLANNERS[name].solve(tables_of_one_model(4), "layerwise", seed=seed, max_steps=20)
+        return PLANNERS[name].solve(tables_of_one_model(4), seed=seed, max_steps=20)
 
     result = run(7)
     again = run(7)
@@ -112,20 +106,20 @@ def test_a_budget_is_kept_and_the_plan_is_the_problems_own(name: str) -> None:
     assert cost.iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-9)
 
 
-def test_a_planner_is_told_space_seed_steps_and_deadline() -> None:
+def test_a_planner_is_told_seed_steps_and_deadline() -> None:
     seen: list[Incumbent] = []
     planner = Planner("seen", seen.append, seeded=True)
-    planner.solve(tables_of_one_model(4), "stagewise", seed=7, max_steps=3, deadline=0.0)
-    planner.solve(tables_of_one_model(4), "uniform")
+    planner.solve(tables_of_one_model(4), seed=7, max_steps=3, deadline=0.0)
+    planner.solve(tables_of_one_model(4))
     first, second = seen
-    assert (first.space_kind, first.seed, first.max_steps) == ("stagewise", 7, 3)
+    assert (first.seed, first.max_steps) == (7, 3)
     assert first.over()
-    assert (second.space_kind, second.seed) == ("uniform", 0)
+    assert second.seed == 0
     assert time.monotonic() < second.deadline <= time.monotonic() + DEFAULT_SECONDS
 
 
 def test_promising_configurations_come_by_their_bounds_while_one_may_win() -> None:
-    incumbent = Incumbent(tables_of_one_model(4), "layerwise")
+    incumbent = Incumbent(tables_of_one_model(4))
     bounds = [lower_bound(outer.costs, "layerwise") for outer in promising(incumbent)]
     assert len(bounds) > 1
     assert bounds == sorted(bounds)

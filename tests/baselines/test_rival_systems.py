@@ -76,7 +76,7 @@ def test_without_a_pipeline_the_programs_inside_a_stage_reach_the_optimum(
         tables = [replace(table, fused_to_previous=torch.zeros(5, dtype=torch.bool))]
         best = brute_force(tables, "layerwise")
         if best.best is not None:
-            assert module.solve(tables, "layerwise").cost == pytest.approx(best.cost, rel=1e-6)
+            assert module.solve(tables).cost == pytest.approx(best.cost, rel=1e-6)
 
 
 def test_splits_are_the_best_of_all_splits() -> None:
@@ -100,24 +100,20 @@ def test_splits_are_the_best_of_all_splits() -> None:
 
 def test_pipedream_balances_the_slowest_stage_by_hand() -> None:
     # 1 + 2 + 3 against 4 is better than 1 + 2 against 3 + 4
-    assert starts_of(pipedream.solve([hand_table([1, 2, 3, 4], 2, 8)], "uniform")) == [0, 3]
+    assert starts_of(pipedream.solve([hand_table([1, 2, 3, 4], 2, 8)])) == [0, 3]
     # an expensive boundary after the third layer: 6 | 4 + 4 is slower than 3 | 7
     expensive = torch.zeros(1, 1, 3, 1, 1, dtype=torch.float64)
     expensive[:, :, 2] = 4.0
-    assert starts_of(
-        pipedream.solve([hand_table([1, 2, 3, 4], 2, 8, p2p=expensive)], "uniform")
-    ) == [0, 2]
+    assert starts_of(pipedream.solve([hand_table([1, 2, 3, 4], 2, 8, p2p=expensive)])) == [0, 2]
 
 
-@pytest.mark.parametrize(("module", "kind"), [(dapple, "uniform"), (alpa, "layerwise")])
-def test_dapple_and_alpa_weigh_the_sum_against_the_bottleneck_by_hand(
-    module: ModuleType, kind: str
-) -> None:
+@pytest.mark.parametrize("module", [dapple, alpa])
+def test_dapple_and_alpa_weigh_the_sum_against_the_bottleneck_by_hand(module: ModuleType) -> None:
     # cut after layer 1: 1 | 9, after 3: 6 | 4 + 3; one micro-batch counts the sum, many the slowest stage
     boundary = torch.tensor([0.0, 9.0, 3.0]).double().view(1, 1, 3, 1, 1)
     few, many = (hand_table([1, 2, 3, 4], 2, count, p2p=boundary) for count in (1, 8))
-    assert starts_of(module.solve([few], kind)) == [0, 1]
-    result = module.solve([many], kind)
+    assert starts_of(module.solve([few])) == [0, 1]
+    result = module.solve([many])
     assert starts_of(result) == [0, 3]
     assert result.cost == pytest.approx(6 + 7 + 7 * 7)
 
@@ -128,20 +124,20 @@ def test_amp_finds_out_about_memory_only_when_it_runs_and_dapple_knows_it() -> N
     table = hand_table(
         [1, 2, 3, 4], 2, 8, static=static, capacity=torch.tensor([2.5, 2.5]).double()
     )
-    assert amp.solve([table], "uniform").best is None
-    assert starts_of(dapple.solve([table], "uniform")) == [0, 2]
+    assert amp.solve([table]).best is None
+    assert starts_of(dapple.solve([table])) == [0, 2]
     roomy = replace(table, capacity=torch.tensor([3.5, 3.5]).double())
-    assert starts_of(amp.solve([roomy], "uniform")) == [0, 3]
+    assert starts_of(amp.solve([roomy])) == [0, 3]
 
 
 def test_hetpipe_takes_throughput_and_does_not_see_synchronisation_and_the_bubble() -> None:
     flat = hand_table([5.0, 5.0], 1, 4)
     sync = torch.full((1, 1, 2, 1), 50.0, dtype=torch.float64)
     piped = hand_table([5.0, 5.0], 2, 4, sync=sync)
-    result = hetpipe.solve([flat, piped], "uniform")
+    result = hetpipe.solve([flat, piped])
     assert result.best.table == 1
     assert result.cost == pytest.approx(5 + 5 + 3 * 5 + 50)
-    assert pipedream.solve([flat, piped], "uniform").cost == pytest.approx(40.0)
+    assert pipedream.solve([flat, piped]).cost == pytest.approx(40.0)
 
 
 def test_hetpipe_gives_the_slower_gpu_fewer_layers() -> None:
@@ -155,7 +151,7 @@ def test_hetpipe_gives_the_slower_gpu_fewer_layers() -> None:
         "sync": torch.zeros(1, 2, 6, 1, dtype=torch.float64),
         "reshard": torch.zeros(1, 2, 5, 1, 1, dtype=torch.float64),
     }
-    assert starts_of(hetpipe.solve([hand_table([1.0] * 6, 2, 8, **kinds)], "uniform")) == [0, 4]
+    assert starts_of(hetpipe.solve([hand_table([1.0] * 6, 2, 8, **kinds)])) == [0, 4]
 
 
 def recompute_table(slower: list[float], freed: list[float], capacity: float) -> CostTable:
@@ -189,7 +185,7 @@ def choices_of(result: TableResult) -> list[int]:
 
 def test_piper_recomputes_the_layer_that_frees_most_bytes_per_second() -> None:
     # 6 bytes are wanted: 8 bytes for a second against 4 and 2
-    result = piper.solve([recompute_table([1.0, 1.0, 0.5], [4.0, 8.0, 1.0], 18.0)], "layerwise")
+    result = piper.solve([recompute_table([1.0, 1.0, 0.5], [4.0, 8.0, 1.0], 18.0)])
     assert choices_of(result) == [0, 1, 0]
     assert result.cost == pytest.approx(4.0)
 
@@ -197,16 +193,16 @@ def test_piper_recomputes_the_layer_that_frees_most_bytes_per_second() -> None:
 def test_alpa_and_galvatron_recompute_what_costs_least_not_what_frees_most_per_second() -> None:
     # 6 bytes are wanted: the first layer frees just that for 1.25 s, the second 8 bytes for 1.5 s
     table = recompute_table([1.25, 1.5, 9.0], [6.0, 8.0, 8.0], 18.0)
-    assert choices_of(piper.solve([table], "layerwise")) == [0, 1, 0]
+    assert choices_of(piper.solve([table])) == [0, 1, 0]
     for module in (alpa, galvatron):
-        result = module.solve([table], "layerwise")
+        result = module.solve([table])
         assert choices_of(result) == [1, 0, 0]
         assert result.cost == pytest.approx(4.25)
 
 
 def test_galvatron_takes_the_best_of_even_stages_and_of_stages_of_equal_time_by_hand() -> None:
     # even 3 | 7, by time 6 | 4: 10 + 7 * 6
-    result = galvatron.solve([hand_table([1, 2, 3, 4], 2, 8)], "layerwise")
+    result = galvatron.solve([hand_table([1, 2, 3, 4], 2, 8)])
     assert starts_of(result) == [0, 3]
     assert result.cost == pytest.approx(10 + 7 * 6)
     # the third layer's 2 bytes do not fit beside those of the first two: 3 | 7 does
@@ -214,14 +210,14 @@ def test_galvatron_takes_the_best_of_even_stages_and_of_stages_of_equal_time_by_
     table = hand_table(
         [1, 2, 3, 4], 2, 8, static=static, capacity=torch.tensor([3.0, 3.0]).double()
     )
-    result = galvatron.solve([table], "layerwise")
+    result = galvatron.solve([table])
     assert starts_of(result) == [0, 2]
     assert result.cost == pytest.approx(10 + 7 * 7)
 
 
 @pytest.mark.parametrize("module", [annealing, flexflow, random_search])
 def test_random_planners_find_the_balanced_cut_by_hand(module: ModuleType) -> None:
-    result = module.solve([hand_table([1, 2, 3, 4], 2, 8)], "layerwise", seed=0, max_steps=5)
+    result = module.solve([hand_table([1, 2, 3, 4], 2, 8)], seed=0, max_steps=5)
     assert starts_of(result) == [0, 3]
     assert result.cost == pytest.approx(52.0)
 
@@ -299,10 +295,10 @@ def two_ways(count: int, pp: int = 2) -> CostTable:
 
 def test_mist_takes_the_sample_of_a_stage_that_its_number_of_micro_batches_pays_for() -> None:
     # two stages of two layers: 2 + 2 + (m - 1) 2 + 18 against 4 + 4 + (m - 1) 4
-    few = mist.solve([two_ways(4)], "layerwise")
+    few = mist.solve([two_ways(4)])
     assert choices_of(few) == [1, 1, 1, 1]
     assert few.cost == pytest.approx(20.0)
-    many = mist.solve([two_ways(16)], "layerwise")
+    many = mist.solve([two_ways(16)])
     assert choices_of(many) == [0, 0, 0, 0]
     assert many.cost == pytest.approx(2 + 2 + 15 * 2 + 18)
 
@@ -323,21 +319,21 @@ def test_mist_equals_its_programme_by_enumeration() -> None:
                 seconds = [float(forward[0, 0, a:b, way].sum()) for a, b, way in stages]
                 once = [float(sync[0, 0, a:b, way].sum()) for a, b, way in stages]
                 best = min(best, sum(seconds) + (count - 1) * max(seconds) + max(once))
-        assert mist.solve([table], "layerwise").cost == pytest.approx(best, rel=STEP * count)
+        assert mist.solve([table]).cost == pytest.approx(best, rel=STEP * count)
 
 
 def test_mist_recomputes_only_what_does_not_fit() -> None:
-    result = mist.solve([recompute_table([1.0, 1.0, 0.5], [4.0, 8.0, 1.0], 18.0)], "layerwise")
+    result = mist.solve([recompute_table([1.0, 1.0, 0.5], [4.0, 8.0, 1.0], 18.0)])
     assert choices_of(result) == [0, 1, 0]
 
 
 def test_fasop_moves_a_layer_from_the_slowest_stage_to_the_fastest_by_hand() -> None:
     # even stages take 3 and 6 s; a layer of 2 s moves: 5 and 4 s; it would come back, which is undone
-    result = fasop.solve([hand_table([1, 1, 1, 2, 2, 2], 2, 8)], "uniform")
+    result = fasop.solve([hand_table([1, 1, 1, 2, 2, 2], 2, 8)])
     assert starts_of(result) == [0, 4]
     assert result.cost == pytest.approx(9 + 7 * 5)
     # an end stage of two layers gives none away, though 6 and 4 s would be better
-    result = fasop.solve([hand_table([1, 2, 3, 4], 2, 8)], "uniform")
+    result = fasop.solve([hand_table([1, 2, 3, 4], 2, 8)])
     assert starts_of(result) == [0, 2]
 
 

@@ -14,5 +14,5 @@ def answer(
     """Plan the tables of a problem, within a budget of seconds."""
     began, tables = time.monotonic(), build_tables(problem)
     end = None if budget is None else began + budget
-    result = solve(tables, problem.config.space.kind, deadline=end, seed=seed)
+    result = solve(tables, deadline=end, seed=seed)
     return result.verification(tables, time.monotonic() - began)
