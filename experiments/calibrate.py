@@ -3,7 +3,6 @@
     python -m experiments.calibrate                     files in outputs/calibration
     python -m experiments.calibrate data=FOLDER         with the runs of a folder, too
     python -m experiments.calibrate cross_validate=[house]   left-out houses alone, faster
-    python -m experiments.calibrate start=conf/calibrated.yaml memory=true   quantities of bytes alone
     python -m experiments.calibrate shipped=true        overwrite the shipped files
 
 Minimizes the logarithmic error (Huber) of the shipped runs plus priors (data sheets and micro-benchmarks);
@@ -15,29 +14,20 @@ cross_validation.csv in `out`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from darts_parallel.config import config_dir, require_at_least, require_members, run_main
+from darts_parallel.config import config_dir, one_of, ranged, run_main
 from darts_parallel.errors import ConfigError
 from darts_parallel.planner import DENSE, EXPERTS
 from darts_parallel.plans import write_text
 from darts_parallel.report import csv_text, markdown_table
-from experiments.calibration.calibrated import (
-    OF_MEMORY,
-    QUANTITIES,
-    SHIPPED,
-    Calibrated,
-    Parameters,
-    Place,
-)
+from experiments.calibration.calibrated import SHIPPED, Calibrated, Parameters, Place
 from experiments.calibration.errors import ErrorSummary, summarise
-from experiments.calibration.fit import PARTS, Residuals, fit, posterior, residuals
+from experiments.calibration.fit import PARTS, Residuals, fit, posterior
 from experiments.calibration.folds import (
     KINDS,
     HeldOut,
@@ -62,20 +52,12 @@ class CalibrationOptions:
     out: str = "outputs/calibration"
     start: str = ""
     """A calibrated.yaml to begin at, which saves steps; the prior's mean without it."""
-    steps: int = 60
+    steps: int = ranged(60)
     """Most steps of the dense runs, and then of the mixtures."""
-    cross_validate: list[str] = field(default_factory=lambda: list(KINDS))
+    cross_validate: list[str] = one_of(list(KINDS), tuple(KINDS))
     """Leave out whole houses, models, sources."""
-    memory: bool = False
-    """Fit the quantities of bytes alone; those of seconds stay as in `start`."""
     shipped: bool = False
     """Overwrite conf/device, conf/cluster, conf/software and the parameters of validate_cost_model."""
-
-    def __post_init__(self) -> None:
-        require_at_least("steps", self.steps, 1)
-        require_members("cross_validate", self.cross_validate, tuple(KINDS))
-        if self.memory and not self.start:
-            raise ConfigError("memory=true must go with start; try start=conf/calibrated.yaml.")
 
 
 def calibrate(options: CalibrationOptions) -> int:
@@ -85,12 +67,7 @@ def calibrate(options: CalibrationOptions) -> int:
     parameters = Parameters([Place.of_run(case.run) for case in cases])
     print(f"{len(cases)} runs, {len(parameters)} latent parameters")
     start = Calibrated.read(Path(options.start)).latent(parameters) if options.start else None
-    if options.memory:
-        assert start is not None  # `CalibrationOptions` asks for it
-        latent = with_memory(cases, parameters, start, options.steps)
-        found = residuals(cases, parameters, latent)
-    else:
-        latent, found = fit(cases, parameters, start, options.steps)
+    latent, found = fit(cases, parameters, start, options.steps)
     summaries = {("in sample", part): error for part, error in in_sample(found).items()}
     held_out: dict[str, list[HeldOut]] = {}
     for kind in options.cross_validate:
@@ -121,20 +98,6 @@ def misfits_by_kind(
         places = [Place.of_run(cases[i].run).device for i in runs.case.tolist()]
         result[kind] = misfits(places, runs.error, own["own"])
     return result
-
-
-def with_memory(
-    cases: list[MeasuredCase], parameters: Parameters, start: Tensor, steps: int
-) -> Tensor:
-    """Return latent numbers whose quantities of bytes are fitted; the others stay."""
-    quantities = tuple(q for q in QUANTITIES if q.name in OF_MEMORY)
-    own = Parameters([Place.of_run(case.run) for case in cases], quantities)
-    measured = [case for case in cases if case.run.memory_GiB is not None]
-    of_bytes = [replace(case, run=replace(case.run, iteration_s=None)) for case in measured]
-    latent, _ = fit(of_bytes, own, steps=steps)
-    moved = start.clone()
-    moved[[parameters.index[key] for key in own.keys]] = latent
-    return moved
 
 
 def usable_cases(options: CalibrationOptions) -> list[MeasuredCase]:

@@ -13,7 +13,7 @@ from functools import partial
 from math import inf, isfinite
 
 from baselines import PLANNERS
-from darts_parallel.config import SearchConfig, require_at_least, run_main
+from darts_parallel.config import SearchConfig, ranged, run_main
 from darts_parallel.cost import CostTable, build_tables, evaluate_batch
 from darts_parallel.exact import find_layerwise_plan
 from darts_parallel.gradient import GradientSearch, search_tables
@@ -92,12 +92,8 @@ class ShareOptions(StudyOptions):
 
     problems: list[str] = field(default_factory=list)
     """Parts of problem names; none: all."""
-    seeds: int = 3
+    seeds: int = ranged(3)
     """Seeds 0 to `seeds` - 1."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least("seeds", self.seeds, 1)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from darts_parallel.config import (
     MAX_PROCESSES,
     begin_worker,
     children_without_interrupts,
-    require_within,
+    ranged,
 )
 from darts_parallel.errors import INTERRUPTED
 from darts_parallel.gradient import SearchResult
@@ -37,15 +37,12 @@ Paragraph = str | Sequence[str]
 class StudyOptions:
     """Hold the options that every study has."""
 
-    jobs: int = 2
+    jobs: int = ranged(2, 1, MAX_PROCESSES)
     """Number of tasks that are solved at the same time, each in a process of one thread; 1: here."""
     out: str = ""
     """Folder of the rows and the text; empty: outputs/NAME."""
     publish: bool = False
     """Whether experiments/results/NAME.md is written, too."""
-
-    def __post_init__(self) -> None:
-        require_within("jobs", self.jobs, 1, MAX_PROCESSES)
 
 
 def report_text(*parts: Paragraph) -> str:

@@ -14,11 +14,11 @@ counts how many runs the 80 % intervals hold.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from darts_parallel.config import require_members, run_main
+from darts_parallel.config import one_of, run_main
 from darts_parallel.report import markdown_table
 from experiments.calibration.calibrated import SHIPPED, Calibrated, Parameters, Place
 from experiments.calibration.fit import residuals
@@ -63,12 +63,8 @@ class ValidationOptions(StudyOptions):
     """Folder of CSV files of measured runs; empty: the shipped runs."""
     parameters: str = str(SHIPPED)
     """Fitted parameters, as python -m experiments.calibrate writes them."""
-    held_out: list[str] = field(default_factory=list)
+    held_out: list[str] = one_of([], tuple(KINDS))
     """Also with parameters that never saw the whole house, source, model or device; none: only as given."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_members("held_out", self.held_out, tuple(KINDS))
 
 
 def report(

@@ -28,7 +28,6 @@ WRITTEN = {
     "multirun.yaml",
     "links.py",
     "my_calibrated.yaml",
-    "outputs/measured/cluster/measured.yaml",
     "outputs/tuned/cluster/a10_8x4_common.yaml",
     "parallel_plan.py",
     "report.md",

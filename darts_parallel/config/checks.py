@@ -111,13 +111,13 @@ def require_divisor(key: str, value: int, whole_key: str, whole: int) -> None:
         require(False, f"{key}={value}", f"divide {whole_key}={whole}", near)
 
 
-def require_at_least(key: str, value: float, minimum: float, *, strict: bool = False) -> None:
-    """Refuse a value below `minimum` (or equal to it, when `strict`), or not finite."""
+def require_at_least(key: str, value: float, minimum: float) -> None:
+    """Refuse a value below `minimum`, or not finite."""
     finite = isinstance(value, int) or isfinite(value)
-    valid = finite and (value > minimum or (value == minimum and not strict))
-    rule = f"{'' if finite else 'a finite number '}{'above' if strict else 'at least'} {_shown(minimum)}"
-    near = f"a value above {minimum:g}" if strict else _shown(minimum)
-    require(valid, f"{key}={_shown(value)}", f"be {rule}", USUAL.get(key, near))
+    least = _shown(minimum)
+    rule = f"be {'' if finite else 'a finite number '}at least {least}"
+    valid = finite and value >= minimum
+    require(valid, f"{key}={_shown(value)}", rule, USUAL.get(key, least))
 
 
 def require_at_most(key: str, value: float, maximum: float) -> None:

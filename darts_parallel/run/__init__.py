@@ -6,7 +6,6 @@ from darts_parallel.errors import lazy_names
 from darts_parallel.run.launch import launched as launched
 from darts_parallel.run.launch import leave as leave
 from darts_parallel.run.launch import require_torch as require_torch
-from darts_parallel.run.settings import measured_cluster as measured_cluster
 
 if TYPE_CHECKING:
     from darts_parallel.run._transformer import Block as Block

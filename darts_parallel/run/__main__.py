@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -18,7 +17,7 @@ from rich.console import Console
 from darts_parallel.config import run_main
 from darts_parallel.cost import CostBreakdown, evaluate
 from darts_parallel.errors import UnsupportedError
-from darts_parallel.plans import Plan, write_json
+from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 from darts_parallel.run.launch import (
     LocalMachine,
@@ -62,14 +61,12 @@ def run(settings: RunSettings) -> int:
     with suppress(UnsupportedError):  # what the cost model cannot price still runs
         cost = evaluate(plan, problem)
     console = Console()
-    from darts_parallel.run.measure import outcome_dict, render
+    from darts_parallel.run.measure import render
 
     described = plan.describe(problem.training.global_batch_size)
     job = f"{problem.model.config.name} on {world} processes ({device})"
     console.print(f"{job}: {described}\n", highlight=False)
     render(outcome, cost, console)
-    if settings.output:
-        write_json(Path(settings.output), outcome_dict(outcome, cost))
     return 0 if outcome.verdict is None or outcome.verdict.passed else 1
 
 

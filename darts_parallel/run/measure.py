@@ -249,18 +249,3 @@ def _render_measurement(
         rows.append((str(stage), *times, peak))
     columns = ("stage", *PHASES, "peak memory")
     console.print(_table("Seconds of a step by stage", columns, rows, "right"))
-
-
-def outcome_dict(outcome: RunOutcome, cost: CostBreakdown | None) -> dict[str, Any]:
-    """Return all results for a JSON file."""
-    data: dict[str, Any] = {"verify": None, "measured": None}
-    verdict = outcome.verdict
-    if verdict is not None:
-        data["verify"] = asdict(verdict)
-        data["verify"] |= {"passed": verdict.passed, "loss_error": verdict.loss_error}
-    measured = outcome.measurement
-    if measured is not None:
-        data["measured"] = asdict(measured)
-        data["measured"]["iteration_time_s"] = measured.iteration_time_s
-    data["predicted_iteration_time_s"] = None if cost is None else cost.iteration_time_s
-    return data

@@ -1,14 +1,11 @@
 """Settings of a run; every field can be set as `key=value` on the command line."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from darts_parallel.config import Config, load_config, require_at_least, require_member
+from darts_parallel.config import Config, one_of, ranged
 from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.plans import Plan, read_plan, refuse_unexecutable, required_config
 from darts_parallel.problem import Problem
-
-DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass
@@ -19,26 +16,16 @@ class RunSettings:
     """The plan.json to run."""
     verify: bool = False
     """Compare with one process: loss, every gradient, bytes of state."""
-    steps: int = 5
+    steps: int = ranged(5, 0)
     """Training steps that are measured; 0 measures none."""
-    warmup: int = 2
+    warmup: int = ranged(2, 0)
     """Steps before them."""
-    seed: int = 0
+    seed: int = ranged(0, 0, 2**63 - 1)
     """Seed of weights and data."""
-    device: str = "auto"
+    device: str = one_of("auto", ("auto", "cpu", "cuda"))
     """`cpu` (gloo), `cuda` (nccl), or `auto`: what the plan was made for."""
-    timeout_s: float = 25.0
+    timeout_s: float = ranged(25.0, 1e-3, 1e8)
     """Longest wait for another process."""
-    cluster: str = ""
-    """A cluster file to predict with, e.g. of `darts-parallel profile`; empty: the plan's own."""
-    output: str = ""
-    """A JSON file for all results; empty: none."""
-
-    def __post_init__(self) -> None:
-        for key, least in (("steps", 0), ("warmup", 0), ("seed", 0)):
-            require_at_least(key, getattr(self, key), least)
-        require_at_least("timeout_s", self.timeout_s, 0, strict=True)
-        require_member("device", self.device, DEVICES)
 
 
 def load(settings: RunSettings) -> tuple[Problem, Plan]:
@@ -50,40 +37,10 @@ def load(settings: RunSettings) -> tuple[Problem, Plan]:
     """
     if not settings.plan:
         raise PlanError("plan is missing; try plan=plan.json, which darts-parallel writes.")
-    config = _in_float32(required_config(settings.plan))
-    problem = measured_cluster(Problem.from_config(config), settings.cluster)
+    problem = Problem.from_config(_in_float32(required_config(settings.plan)))
     plan = read_plan(settings.plan, problem.model)
     refuse_unexecutable(plan, problem)
     return problem, plan
-
-
-def measured_cluster(problem: Problem, path: str) -> Problem:
-    """Put a problem on the cluster of a file, e.g. of `darts-parallel profile`; none where `path` is empty.
-
-    Args:
-        path: `FOLDER/cluster/NAME.yaml`, whose devices lie in `FOLDER/device`.
-
-    Errors:
-        ConfigError: the file is missing or broken, or has another number of devices.
-    """
-    if not path:
-        return problem
-    file = Path(path)
-    if not file.is_file():
-        raise ConfigError(
-            f"cluster={path} must be a file; try outputs/measured/cluster/measured.yaml, which "
-            "darts-parallel profile writes."
-        )
-    names = [f"cluster={file.stem}", "model=toy", "training=toy", "training.precision=fp32"]
-    cluster = load_config(names, str(file.absolute().parent.parent)).cluster
-    found = problem.with_config(cluster=cluster)
-    if found.cluster.num_devices != problem.cluster.num_devices:
-        raise ConfigError(
-            f"cluster={path} was measured with {found.cluster.num_devices} processes, and the plan has "
-            f"{problem.cluster.num_devices}; try torchrun --nproc-per-node "
-            f"{problem.cluster.num_devices} -m darts_parallel profile."
-        )
-    return found
 
 
 def _in_float32(config: Config) -> Config:

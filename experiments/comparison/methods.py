@@ -7,7 +7,7 @@ from functools import partial
 from math import inf
 
 from baselines import PLANNERS
-from darts_parallel.config import SearchConfig, load_config, require_at_least, require_members
+from darts_parallel.config import SearchConfig, load_config, one_of, ranged
 from darts_parallel.exact import TableResult, find_layerwise_plan, find_uniform_plan
 from darts_parallel.gradient import search_tables
 from darts_parallel.planner import solve
@@ -39,23 +39,16 @@ class CompareOptions(StudyOptions):
 
     problems: list[str] = field(default_factory=list)
     """Parts of problem names; none: all of them."""
-    seeds: int = 5
+    seeds: int = ranged(5)
     """Searches of each problem, with seeds from `search.seed` on."""
-    budget: float = 10.0
+    budget: float = ranged(10.0, 1e-3, 1e8)
     """Seconds of a search at most."""
     search: SearchConfig = field(default_factory=lambda: load_config().search)
     """Settings of the gradient search; `budget` limits its seconds."""
-    methods: list[str] = field(default_factory=lambda: list(METHODS))
+    methods: list[str] = one_of(list(METHODS), METHODS)
     """Methods next to the oracle, which always runs."""
-    oracle_seconds: float = 60.0
+    oracle_seconds: float = ranged(60.0, 1e-3, 1e8)
     """Seconds after which the oracle stops with a lower bound, and a rival that ends by itself stops."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least("seeds", self.seeds, 1)
-        require_at_least("budget", self.budget, 0, strict=True)
-        require_at_least("oracle_seconds", self.oracle_seconds, 0, strict=True)
-        require_members("methods", self.methods, METHODS)
 
 
 class Contest:

@@ -14,13 +14,11 @@ import torch
 from omegaconf import OmegaConf
 
 from darts_parallel.config.schema import config_dir
-from darts_parallel.errors import ConfigError
 from darts_parallel.planner.figure_posterior import read_correlation
 from darts_parallel.problem.software import read_software
 from experiments import calibrate as command
-from experiments.calibrate import CalibrationOptions, with_memory
+from experiments.calibrate import CalibrationOptions
 from experiments.calibration.calibrated import (
-    OF_MEMORY,
     QUANTITIES,
     SHIPPED,
     Calibrated,
@@ -121,19 +119,6 @@ def test_calibration_recovers_the_parameters_that_made_the_data(tmp_path: Path) 
         )
         assert float(fitted) == pytest.approx(float(made), rel=tolerance)
         assert abs(float(fitted / start) - 1) > 3 * tolerance
-
-
-def test_bytes_are_fitted_alone_and_figures_of_seconds_stay(tmp_path: Path) -> None:
-    truth = torch.tensor([-0.2, -0.15, 0.3, 0.2, -0.8, -0.6], dtype=torch.float64)
-    cases = invented_cases(tmp_path, truth)
-    parameters = Parameters([Place.of_run(case.run) for case in cases])
-    start = parameters.zero()
-    latent = with_memory(cases, parameters, start, 20)
-    moved = {key[0] for key, place in parameters.index.items() if latent[place] != start[place]}
-    assert "reserved_GiB" in moved
-    assert moved <= set(OF_MEMORY)
-    with pytest.raises(ConfigError, match="memory=true must go with start"):
-        CalibrationOptions(memory=True)
 
 
 def test_the_jacobian_equals_finite_differences(tmp_path: Path) -> None:
