@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from darts_parallel.config import EXPORTS, HALF_BLOCK, ModelConfig, read_trainer
-from darts_parallel.errors import ConfigError, UnsupportedError
+from darts_parallel.errors import UnsupportedError
 from darts_parallel.export.common import Exported, Price, Request
 from darts_parallel.plans import BatchPhase, LayerStrategy, Plan, parts_beyond, write_text
 from darts_parallel.problem import Problem
@@ -129,24 +129,16 @@ def refusals(problem: Problem, plan: Plan, target: str) -> list[tuple[str, str]]
     return job.refusals
 
 
-def write_export(exported: Exported, folder: Path, main: Path | None = None) -> list[Path]:
+def write_export(exported: Exported, folder: Path) -> list[Path]:
     """Write the files whole and return their paths, the main one first.
-
-    Args:
-        main: Path of the main file instead; further ones stand next to it under their own names.
 
     Errors:
         DartsParallelError: a file cannot be written.
-        ConfigError: the folder of `main` does not exist.
     """
-    if main is not None and not main.absolute().parent.is_dir():
-        raise ConfigError(f"--output={main} must lie in a folder that exists; try {main.name}.")
     paths = []
-    for index, (name, text) in enumerate(exported.files.items()):
-        beside = folder if main is None else main.parent
-        path = main if main is not None and index == 0 else beside / name
-        write_text(path, text)
-        paths.append(path)
+    for name, text in exported.files.items():
+        paths.append(folder / name)
+        write_text(paths[-1], text)
     return paths
 
 

@@ -1,6 +1,4 @@
-import json
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,12 +7,11 @@ from darts_parallel import plan
 from darts_parallel.config.schema import EXPORTS
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.export import export_plan
-from darts_parallel.export.__main__ import main as export_main
 from darts_parallel.plans.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.schedules import find
 from tests.support.commands import QUIET, TOY, Command
-from tests.support.export_plans import CASES, LLAMA, plan_of
+from tests.support.export_plans import LLAMA, plan_of
 
 
 @pytest.fixture(scope="module")
@@ -248,8 +245,8 @@ def test_the_refusals_of_the_torchtitan_pipeline() -> None:
 # the commands
 
 
-def test_the_command_exports_what_it_found_and_the_module_writes_the_same(
-    command: Command, capsys: pytest.CaptureFixture[str]
+def test_the_command_exports_what_it_found_and_the_same_from_its_plan_file(
+    command: Command,
 ) -> None:
     outcome = command(*TOY, *QUIET, "space=uniform", "space.zero_stage=[0,1]", "export=megatron")
     assert outcome.status == 0, outcome.err
@@ -262,12 +259,6 @@ def test_the_command_exports_what_it_found_and_the_module_writes_the_same(
     )
     assert again.status == 0, again.err
     assert (command.folder / "again" / "megatron.sh").read_text() == script.read_text()
-    assert (
-        export_main([str(plan), "--to", "megatron", "--output", str(command.folder / "run.sh")])
-        == 0
-    )
-    assert (command.folder / "run.sh").read_text() == script.read_text()
-    assert str(command.folder / "run.sh") in capsys.readouterr().out
 
 
 def test_a_refused_export_ends_with_one_sentence_and_leaves_what_was_found(
@@ -289,39 +280,6 @@ def test_a_refused_export_ends_with_one_sentence_and_leaves_what_was_found(
     wrong = command(*TOY, *QUIET, "export=megatrn")
     assert wrong.status == 2
     assert "export=megatrn must be one of" in wrong.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["missing.json", "--to", "megatron"], "cannot be read"),
-        (["plan.json", "--to", "megatrn"], "invalid choice: 'megatrn'"),
-        (["plan.json"], "--to"),
-        (["bare.json", "--to", "megatron"], "the field config is missing"),
-        (
-            ["plan.json", "--to", "megatron", "--output", "no/folder/x.sh"],
-            "must lie in a folder that exists",
-        ),
-    ],
-)
-def test_the_module_refuses_with_one_sentence(
-    arguments: list[str],
-    sentence: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    problem, plan = CASES["uneven_pipeline"].build()
-    names = tuple(layer.name for layer in problem.model.layers)
-    data = {"schema": "darts-parallel/plan/1", **plan.to_dict(names, range(8))}
-    (tmp_path / "bare.json").write_text(json.dumps(data))
-    (tmp_path / "plan.json").write_text(json.dumps({**data, "config": asdict(problem.config)}))
-    monkeypatch.chdir(tmp_path)
-    assert export_main(arguments) == 2
-    error = capsys.readouterr().err
-    assert sentence in error
-    assert error.count("\n") == 1
-    assert {path.name for path in tmp_path.iterdir()} == {"bare.json", "plan.json"}
 
 
 @pytest.mark.parametrize(
