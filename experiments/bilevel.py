@@ -30,7 +30,6 @@ from darts_parallel.bilevel import (
     BilevelSettings,
     Corpus,
     LogSlowdown,
-    TrainingMode,
     TrainingPhase,
     compared,
     judged,
@@ -105,7 +104,7 @@ def by_trials(loop: BilevelLoop, constant: Schedules, steps: int) -> Sequence[Tr
 
 def uniform_bits(loop: BilevelLoop) -> Schedules:
     """Return the best plan of every number of bits below 16 that all collectives of the blocks share."""
-    given = TrainingMode(loop.settings.global_batch_size)
+    given = loop.settings.global_batch_size
     schedules: Schedules = {}
     for bits in sorted(loop.prices.all_bits)[:-1]:
         plan = loop.best_plan(given, loop.space.free.at_bits(bits, bits))
@@ -129,7 +128,7 @@ def greedy(loop: BilevelLoop, sensitivity: LogSlowdown, plan: BatchPlan) -> Batc
         own = replace(plan.plan, layers=tuple(layers))
         blocks = loop.space.blocks_of(own)
         seconds = evaluate(own, here).iteration_time_s
-        steps = sensitivity.of_plan(blocks, plan.mode)
+        steps = sensitivity.of_plan(blocks, plan.batch)
         return replace(plan, plan=own, blocks=blocks, seconds=seconds, log_slowdown=steps)
 
     whole = [replace(layer, tp_comm_bits=16, grad_comm_bits=16) for layer in plan.plan.layers]
@@ -163,7 +162,7 @@ def lowered(loop: BilevelLoop, plan: Plan) -> Iterator[list[LayerStrategy]]:
 
 def words(phases: Sequence[TrainingPhase]) -> str:
     """Name the phases of a training in short."""
-    parts = [f"{phase.plan.mode.batch} from {phase.from_step}" for phase in phases]
+    parts = [f"{phase.plan.batch} from {phase.from_step}" for phase in phases]
     return f"{', '.join(parts)}; last: {phases[-1].plan.describe()}"
 
 
@@ -177,7 +176,7 @@ def run_seed(
     constant = {name: phases for name, phases in schedules.items() if name != SCHEDULE}
     for control in CONTROLS:
         schedules[control] = searched(own, corpus, control, loop).phases()
-    if len(loop.prices.by_mode) > 1:
+    if len(loop.prices.by_batch) > 1:
         schedules["trials"] = by_trials(loop, constant, loop.settings.trial_steps)
         schedules["long trials"] = by_trials(loop, constant, loop.settings.retrain_steps)
     bits = uniform_bits(loop)

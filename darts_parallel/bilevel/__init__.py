@@ -19,7 +19,6 @@ from darts_parallel.bilevel.loop import TrainingPhase as TrainingPhase
 from darts_parallel.bilevel.optimum import BatchPlan as BatchPlan
 from darts_parallel.bilevel.settings import BilevelSettings as BilevelSettings
 from darts_parallel.bilevel.space import LogSlowdown as LogSlowdown
-from darts_parallel.bilevel.space import TrainingMode as TrainingMode
 from darts_parallel.errors import lazy_names
 
 if TYPE_CHECKING:

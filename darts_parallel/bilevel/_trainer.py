@@ -5,7 +5,6 @@ Simonyan, Yang 2019, arXiv 1806.09055, section 2.3). Their finite difference of 
 rounding, not its slope; double backward through the straight-through estimator has no such step size.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -68,8 +67,6 @@ class WeightTrainer:
         seed: Seed of the initial weights and of the training batches.
         measure_noise: Whether the gradient noise scale is measured: that needs two groups at least.
         frozen: Whether steps measure everything and leave the weights where they are.
-        stale: Whether batches are computed with older weights, as in a pipeline that does not wait.
-        versions: The last three of a training with older weights, oldest first.
     """
 
     settings: BilevelSettings
@@ -77,9 +74,7 @@ class WeightTrainer:
     seed: int
     measure_noise: bool = True
     frozen: bool = False
-    stale: bool = False
     step: int = 0
-    versions: deque[Weights] = field(default_factory=lambda: deque(maxlen=3))
     toy: Toy = field(init=False)
     weights: Weights = field(init=False)
     optimizer: Adam = field(init=False)
@@ -139,9 +134,8 @@ class WeightTrainer:
         """
         lossy = [dp for pairs, _ in mixtures for dp, bits in pairs if bits < LOSSLESS]
         groups = lcm(*lossy, 2 if self.measure_noise else 1)
-        seen = self.seen()
-        found = [differentiate(loss, seen, own) for own in tokens.chunk(groups)]
-        gradients = {name: torch.stack([own[name] for own, _ in found]) for name in seen}
+        found = [differentiate(loss, self.weights, own) for own in tokens.chunk(groups)]
+        gradients = {name: torch.stack([own[name] for own, _ in found]) for name in self.weights}
         if groups > 1:
             small, large = squared_norms(gradients)
             self.noise.update(small, large, len(tokens) // groups, len(tokens))
@@ -164,21 +158,6 @@ class WeightTrainer:
         self.step += 1
         losses = torch.stack([value for _, value in found])
         return WeightStep(float(losses.mean()), tuple(mean))
-
-    def seen(self) -> Weights:
-        """Return the weights that the next batch is computed with.
-
-        Those of PipeDream-2BW are one update old (Narayanan et al. 2021, arXiv 2006.09503). They are moved
-        ahead by the update that made them, which restores some of the accuracy (SpecTrain, Chen et al. 2018,
-        arXiv 1809.02839).
-        """
-        if not self.stale:
-            self.versions.clear()
-            return self.weights
-        self.versions.append({name: weight.clone() for name, weight in self.weights.items()})
-        before = self.versions[0]
-        old = self.versions[max(len(self.versions) - 2, 0)]
-        return {name: weight + (weight - before[name]) for name, weight in old.items()}
 
     def preconditioner(self) -> Weights:
         """Return the factors by which Adam scales gradients: one tensor for each weight."""

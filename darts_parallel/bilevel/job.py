@@ -19,7 +19,6 @@ from darts_parallel.bilevel.loop import BilevelLoop, BilevelRecord, TrainingPhas
 from darts_parallel.bilevel.optimum import BatchPlan, verify
 from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Retrained, Retraining
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.bilevel.space import ASYNCHRONOUS, TrainingMode
 from darts_parallel.config import LOSSLESS
 from darts_parallel.cost import evaluate
 from darts_parallel.gradient import PlanStage, SearchResult, StepRecord
@@ -41,7 +40,6 @@ CONTROLS = (
     "controls (frozen weights, no weight step, random logits, trials, greedy by sensitivity): "
     "python -m experiments.bilevel"
 )
-NO_TRAINER = f"no trainer here runs {ASYNCHRONOUS}, and no exporter writes it"
 MANY_PLANS = (
     "no trainer changes its plan with the batch, so each phase is a run of its own; pins of the "
     "degrees and space.micro_batch_size keep one plan, which Megatron-LM can follow"
@@ -88,12 +86,11 @@ def times(found: Mapping[str, Retrained]) -> dict[str, float]:
 def compared(
     loop: BilevelLoop, phases: Sequence[TrainingPhase]
 ) -> dict[str, Sequence[TrainingPhase]]:
-    """Return the found schedule, the reference at 16 bits, and each constant training mode's best plan."""
+    """Return the found schedule, the reference at 16 bits, and the best plan of each constant batch size."""
     exact = loop.space.free.at_bits(LOSSLESS, LOSSLESS)
-    given = TrainingMode(loop.settings.global_batch_size)
-    plans = {REFERENCE: loop.best_plan(given, exact)}
-    for mode in loop.prices.by_mode:
-        plans[mode.name] = loop.best_plan(mode)
+    plans = {REFERENCE: loop.best_plan(loop.settings.global_batch_size, exact)}
+    for batch in loop.prices.by_batch:
+        plans[f"batch {batch}"] = loop.best_plan(batch)
     schedules: dict[str, Sequence[TrainingPhase]] = {SCHEDULE: phases}
     schedules |= {
         name: [TrainingPhase(0, plan)] for name, plan in plans.items() if plan is not None
@@ -134,7 +131,6 @@ class BilevelJob:
         outcome = self._outcome(loop, phases, finished)
         data = plan_dict(outcome)
         data["training_phases"] = [self._phase(phase) for phase in phases]
-        data["asynchronous"] = ASYNCHRONOUS if phases[-1].plan.mode.pp else None
         file = self.folder / "plan.json"
         write_json(file, data)
         outcome = replace(outcome, elasticities=data["sensitivity"])
@@ -159,9 +155,6 @@ class BilevelJob:
             self.tracker.finish(outcome)
         if self.records:
             tables.append(probability_table(self.records))
-        if data["asynchronous"]:
-            # the picture of an iteration is that of a pipeline that waits
-            outcome = replace(outcome, cost=replace(outcome.cost, stage_times_s=()))
         page = report_page(
             outcome, tables, [*lines, f"all curves: tensorboard --logdir {self.folder}"]
         )
@@ -215,7 +208,7 @@ class BilevelJob:
         """Check the last phase's plan, and describe the search as `plan.json` and the report do."""
         chosen = phases[-1].plan
         here = chosen.problem(self.problem)
-        rounded = loop.upper.rounded(loop.prices, chosen.mode)
+        rounded = loop.upper.rounded(loop.prices, chosen.batch)
         raw = chosen if rounded is None else BatchPlan.of(loop.space, rounded, loop.prices)
         stages = (PlanStage("repaired", raw.seconds, fits=True),) if rounded else ()
         answers = []
@@ -231,26 +224,21 @@ class BilevelJob:
         told["why"] = "least learned time to target, at the batch size of the last phase"
         result = SearchResult(chosen.plan, chosen.seconds, raw.plan, raw.seconds, **told)
         cost = evaluate(chosen.plan, here)
-        words = chosen.describe()
-        return Outcome(here, chosen.plan, cost, result, answers, words=words)
+        return Outcome(here, chosen.plan, cost, result, answers)
 
     def _phase(self, phase: TrainingPhase) -> dict[str, Any]:
         """Return a phase as `plan.json` has it; its plan has the fields of a plan."""
         here = phase.plan.problem(self.problem)
         plan = phase.plan.plan
         whole = plan_dict(Outcome(here, plan, evaluate(plan, here)))
-        mode = phase.plan.mode
         return {
             "from_step": phase.from_step,
-            "global_batch_size": mode.batch,
-            "asynchronous": ASYNCHRONOUS if mode.pp else None,
+            "global_batch_size": phase.plan.batch,
             "plan": {name: whole[name] for name in PLAN_FIELDS},
         }
 
     def _trainer_lines(self, phases: Sequence[TrainingPhase]) -> list[str]:
         """Say which trainer can follow the phases."""
-        if any(phase.plan.mode.pp for phase in phases):
-            return [NO_TRAINER]
         known = [phase.without_prices for phase in phases]
         schedule = megatron_schedule(known, self.problem.training.seq_len)
         if schedule is not None:
@@ -305,7 +293,7 @@ def phase_table(phases: Sequence[TrainingPhase]) -> Table:
     for phase in phases:
         plan = phase.plan
         seconds = f"{1e3 * plan.seconds:.3f}"
-        rows.append([str(phase.from_step), str(plan.mode.batch), plan.describe(), seconds])
+        rows.append([str(phase.from_step), str(plan.batch), plan.describe(), seconds])
     header = ["from step", "batch", "plan", "ms/step"]
     return filled_table("\nPhases of the training", header, rows, left=(2,))
 

@@ -15,13 +15,11 @@ import torch
 from torch import Tensor
 
 from darts_parallel.bilevel.space import (
-    ASYNCHRONOUS,
     FIRST_BLOCK,
     Candidate,
     JointPlan,
     JointSpace,
     LogSlowdown,
-    TrainingMode,
 )
 from darts_parallel.config import SearchConfig
 from darts_parallel.cost import float_tensor
@@ -54,7 +52,8 @@ class _PricedPlans:
 class Leader:
     """Names what the weights train with as the leading relaxed plan says."""
 
-    mode: TrainingMode
+    batch: int
+    """Global batch size."""
     candidates: tuple[Candidate, ...]
     weights: Tensor
     """Weights of the candidates in every block, `(blocks, C)`."""
@@ -103,7 +102,7 @@ class UpperLevel:
         rows = lead.weights.choices[lead.outer, lead.restart]
         inside = rows[FIRST_BLOCK : FIRST_BLOCK + self.space.num_blocks].detach()
         candidates = tuple(map(Candidate.of, lead.group.table.choices))
-        return Leader(self.space.modes[lead.group.table_index], candidates, inside)
+        return Leader(self.space.batches[lead.group.table_index], candidates, inside)
 
     def step(self, prices: LogSlowdown, *, move: bool = True) -> StepRecord:
         """Move all logits down the gradient, and update the memory multipliers; return what led before it.
@@ -128,14 +127,14 @@ class UpperLevel:
         self.step_number += 1
         return record
 
-    def rounded(self, prices: LogSlowdown, mode: TrainingMode) -> JointPlan | None:
-        """Return the best plan of a training mode that the relaxed plans round to; None where none fits."""
+    def rounded(self, prices: LogSlowdown, batch: int) -> JointPlan | None:
+        """Return the best plan of a global batch size that the relaxed plans round to; None: none fits."""
         with torch.no_grad():
             priced = self._priced(prices)
         best: JointPlan | None = None
         for group, relaxed in zip(self.groups, priced.relaxed, strict=True):
             number = group.table_index
-            if self.space.modes[number] != mode:
+            if self.space.batches[number] != batch:
                 continue
             plans = group.hard_plans(relaxed)
             fixed, _ = repair(self.space.tables[number], plans, inf)
@@ -145,12 +144,11 @@ class UpperLevel:
         return best
 
     def _outer_weights(self, weights: Sequence[float]) -> dict[str, float]:
-        """Sum the weights of pipeline configurations by pipeline degree, batch size and kind of pipeline."""
+        """Sum the weights of pipeline configurations by pipeline degree, and by batch size."""
         sums: dict[str, float] = {}
         for group, weight in zip(self.owners, weights, strict=True):
-            mode = self.space.modes[group.table_index]
-            names = [f"pp {group.table.pp}", f"batch {mode.batch}"]
-            for name in [*names, ASYNCHRONOUS] if mode.pp else names:
+            batch = self.space.batches[group.table_index]
+            for name in (f"pp {group.table.pp}", f"batch {batch}"):
                 sums[name] = sums.get(name, 0.0) + weight
         return sums
 
@@ -168,7 +166,7 @@ class UpperLevel:
             relaxed = group.relax(schedules, None)
             cost = group.price(relaxed, schedules.sharpness)
             steps = (relaxed.choices * prices.on_choices(group.table)).sum((-1, -2))
-            steps = steps + prices.by_mode[self.space.modes[group.table_index]]
+            steps = steps + prices.by_batch[self.space.batches[group.table_index]]
             priced.relaxed.append(relaxed)
             priced.costs.append(cost)
             priced.steps.append(steps)

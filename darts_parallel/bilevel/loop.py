@@ -1,12 +1,11 @@
 """The bilevel loop, from top to bottom: weight step, prices, logit step, and the plan that is left.
 
 1. The weights step on training bytes, at the global batch size and with the bits of the leading relaxed plan.
-2. What was measured becomes prices in steps. A look-ahead prices training modes (batch sizes, asynchronous
-   pipelines) at the weights as they are: copies of the training go on for equal predicted seconds, and their
-   losses are compared. Trials before the
+2. What was measured becomes prices in steps. A look-ahead prices batch sizes at the weights as they are:
+   copies of the training go on for equal predicted seconds, and their losses are compared. Trials before the
    loop or slopes of a mixture's loss (DARTS, Liu et al. 2019, arXiv 1806.09055) price few bits.
 3. The logits step on `log(seconds per step) + log(steps)`.
-4. The fastest training mode by each look-ahead, with its best plan, becomes a phase.
+4. The fastest batch size by each look-ahead, with its best plan, becomes a phase.
 """
 
 import time
@@ -32,7 +31,7 @@ from darts_parallel.bilevel.data import Corpus, sample
 from darts_parallel.bilevel.logits import Leader, UpperLevel
 from darts_parallel.bilevel.optimum import BatchPlan, find_optimum
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.bilevel.space import EXACT, Candidate, JointSpace, LogSlowdown, TrainingMode
+from darts_parallel.bilevel.space import EXACT, Candidate, JointSpace, LogSlowdown
 from darts_parallel.bilevel.trials import Trials
 from darts_parallel.config import LOSSLESS
 from darts_parallel.gradient import NoPlanFitsError, StepRecord
@@ -69,7 +68,7 @@ class TrainingPhase:
     @property
     def without_prices(self) -> BatchPhase:
         """Return what a trainer needs to know."""
-        return BatchPhase(self.from_step, self.plan.mode.batch, self.plan.plan)
+        return BatchPhase(self.from_step, self.plan.batch, self.plan.plan)
 
 
 class BilevelLoop:
@@ -92,17 +91,17 @@ class BilevelLoop:
         self.settings = settings
         self.problem = problem
         self.corpus = corpus
-        self.space = JointSpace.build(problem, settings.batches, settings.asynchronous)
+        self.space = JointSpace.build(problem, settings.batches)
         self.generator = torch.Generator().manual_seed(settings.seed + 2)
         config = replace(problem.config.search, num_restarts=settings.num_restarts)
         logit_steps = (settings.num_steps - settings.warmup_steps) // settings.logit_every
         self.upper = UpperLevel(self.space, config, max(logit_steps, 1), self.generator)
         self.trainer = WeightTrainer(settings, settings.global_batch_size, settings.seed)
         self.prices = self.space.free.at_bits(LOSSLESS, LOSSLESS)
-        self.gains: dict[TrainingMode, float] = {}
-        """Nats that every training mode gains in a look-ahead, moving averages."""
-        self.measured: dict[int, Mapping[TrainingMode, float]] = {}
-        """Log slowdown of every training mode by the weight step after which a look-ahead found it."""
+        self.gains: dict[int, float] = {}
+        """Nats that every batch size gains in a look-ahead, moving averages."""
+        self.measured: dict[int, Mapping[int, float]] = {}
+        """Log slowdown of every batch size by the weight step after which a look-ahead found it."""
         self.tried = tried
         self.leader: Leader | None = None
         self.outcome: WeightStep | None = None
@@ -143,54 +142,54 @@ class BilevelLoop:
             loss = self._price(tokens, outcome)
             upper = self.upper.step(self.prices, move=settings.control != "random_logits")
             self.leader = self.upper.leader(self.prices)
-            self.trainer.batch = self.leader.mode.batch
-            self.trainer.stale = self.leader.mode.pp > 0
+            self.trainer.batch = self.leader.batch
         noise = self.trainer.noise.sequences
         return BilevelRecord(step + 1, batch, outcome.loss, loss, noise, upper)
 
     def phases(self) -> list[TrainingPhase]:
-        """Return the fastest training mode, with its best plan, by every look-ahead.
+        """Return the fastest batch size, with its best plan, by every look-ahead.
 
         Errors:
             InfeasibleError: no plan fits the memory.
         """
         plans = self._best_plans()
         found = [TrainingPhase(0, plans[0])]
-        for step, by_mode in self.measured.items():
-            changes = {mode: own - self.prices.by_mode[mode] for mode, own in by_mode.items()}
-            best = min(plans, key=lambda plan: plan.value + changes[plan.mode])
+        known = self.prices.by_batch
+        for step, by_batch in self.measured.items():
+            changes = {batch: own - known[batch] for batch, own in by_batch.items()}
+            best = min(plans, key=lambda plan: plan.value + changes[plan.batch])
             if best is not found[-1].plan:
                 found.append(TrainingPhase(step, best))
         return found
 
     def best_plan(
         self,
-        mode: TrainingMode,
+        batch: int,
         prices: LogSlowdown | None = None,
     ) -> BatchPlan | None:
-        """Return the best plan of a training mode, by the learned prices or others; None where none fits.
+        """Return the best plan of a batch size, by the learned prices or others; None where none fits.
 
         Bits without a price are banned.
         """
-        return find_optimum(self.space, prices or self.prices, mode, self.settings.exact_seconds)
+        return find_optimum(self.space, prices or self.prices, batch, self.settings.exact_seconds)
 
     def _best_plans(self) -> list[BatchPlan]:
-        """Return the best plan of every training mode that fits, the given one first.
+        """Return the best plan of every batch size that fits, that of the given one first.
 
         Errors:
             InfeasibleError: no plan fits the memory.
         """
-        every = [self.best_plan(mode) for mode in self.prices.by_mode]
+        every = [self.best_plan(batch) for batch in self.prices.by_batch]
         plans = [plan for plan in every if plan is not None]
         if not plans:
             raise NoPlanFitsError(self.problem, list(self.space.tables))
         given = self.settings.global_batch_size
-        return sorted(plans, key=lambda plan: (plan.mode.pp, abs(plan.mode.batch - given)))
+        return sorted(plans, key=lambda plan: abs(plan.batch - given))
 
     @cached_property
-    def _first_plans(self) -> dict[TrainingMode, BatchPlan]:
-        """Return the best plans by training mode, before the first logit step."""
-        return {plan.mode: plan for plan in self._best_plans()}
+    def _first_plans(self) -> dict[int, BatchPlan]:
+        """Return the best plans by batch size, before the first logit step."""
+        return {plan.batch: plan for plan in self._best_plans()}
 
     def _weight_step(self, tokens: Tensor) -> WeightStep:
         """Step the weights: exactly in the warm-up, then as the leading relaxed plan says."""
@@ -238,7 +237,7 @@ class BilevelLoop:
         count = settings.validation_sequences
         held_out = sample(self.corpus.validation, count, settings.context, self.generator)
         due = self.upper.step_number % settings.look_ahead_every == 0
-        if due and len(self.prices.by_mode) > 1:
+        if due and len(self.prices.by_batch) > 1:
             self._look_ahead(held_out)
         if settings.estimator == "mixture":
             seen = tokens if settings.order == "one_level" else held_out
@@ -246,33 +245,32 @@ class BilevelLoop:
         return self._validate(self.trainer, held_out)
 
     def _look_ahead(self, held_out: Tensor) -> None:
-        """Price training modes by what copies of the training gain in equal predicted seconds.
+        """Price batch sizes by what copies of the training gain in equal predicted seconds.
 
-        A copy that gains 10 % less than the one in the given mode takes 10 % longer, in first order.
+        A copy that gains 10 % less than the one of the given size takes 10 % longer, in first order.
         """
         settings = self.settings
         plans = self._first_plans
         given, first = next(iter(plans.items()))
         before = self._validate(self.trainer, held_out)
-        for mode, plan in plans.items():
+        for batch, plan in plans.items():
             copied = deepcopy(self.trainer)  # common random numbers
-            copied.batch = mode.batch
-            copied.stale = mode.pp > 0
+            copied.batch = batch
             copied.frozen = copied.measure_noise = False
             for _ in range(max(round(settings.look_ahead_steps * first.seconds / plan.seconds), 1)):
                 tokens = copied.next_batch(self.corpus.train)
                 copied.learn_plan(tokens, (EXACT,) * settings.num_blocks)
             gain = before - self._validate(copied, held_out)
-            mean = self.gains.get(mode, gain)
-            self.gains[mode] = mean + (gain - mean) * NEWEST
+            mean = self.gains.get(batch, gain)
+            self.gains[batch] = mean + (gain - mean) * NEWEST
         whole = self.gains[given]
         if whole > 0.0:
-            steps = dict(self.prices.by_mode)
-            for mode, plan in plans.items():
+            steps = dict(self.prices.by_batch)
+            for batch, plan in plans.items():
                 pace = log(plan.seconds / first.seconds)
-                steps[mode] = 1.0 - self.gains[mode] / whole - pace
-            self.prices = replace(self.prices, by_mode=steps)
-            self.measured[self.trainer.step] = self.prices.by_mode
+                steps[batch] = 1.0 - self.gains[batch] / whole - pace
+            self.prices = replace(self.prices, by_batch=steps)
+            self.measured[self.trainer.step] = steps
 
     def _validate(self, trainer: WeightTrainer, held_out: Tensor) -> float:
         """Return the loss of a trainer's weights at 16 bits, nats."""

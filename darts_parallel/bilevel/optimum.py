@@ -1,4 +1,4 @@
-"""The best plan of a training mode at the learned prices, and its checks by the exact methods.
+"""The best plan of a global batch size at the learned prices, and its checks by the exact methods.
 
 The objective is `log T + S` with T seconds a step and S log slowdown. A plan that minimises it also minimises
 `T + m S` at the price m = T of its own: the convex curve of equal objective lies above its tangent. For a
@@ -12,22 +12,8 @@ from dataclasses import dataclass, replace
 from math import log
 from typing import Any
 
-from darts_parallel.bilevel.space import (
-    ASYNCHRONOUS,
-    Candidate,
-    JointPlan,
-    JointSpace,
-    LogSlowdown,
-    TrainingMode,
-)
-from darts_parallel.cost import (
-    ENDLESS,
-    CostTable,
-    canonical,
-    evaluate_batch,
-    hard_plan,
-    with_versions,
-)
+from darts_parallel.bilevel.space import Candidate, JointPlan, JointSpace, LogSlowdown
+from darts_parallel.cost import CostTable, canonical
 from darts_parallel.exact import Verification, find_layerwise_plan, find_uniform_plan
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
@@ -41,18 +27,19 @@ RATIO = 1e3
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The best plan of one training mode, and what it costs."""
+    """The best plan of one global batch size, and what it costs."""
 
     plan: Plan
     blocks: tuple[Candidate, ...]
     """The part of every block that affects the loss."""
-    mode: TrainingMode
+    batch: int
+    """Global batch size."""
     seconds: float
     """Predicted seconds a step."""
     log_slowdown: float
     """Learned, up to a constant that all plans share."""
     proven: bool
-    """Whether no plan of the mode has less seconds plus learned price of a step."""
+    """Whether no plan of the batch size has less seconds plus learned price of a step."""
 
     @staticmethod
     def of(
@@ -65,25 +52,13 @@ class BatchPlan:
         """Put a hard plan into words; strategies of a layer that cost and train the same get one name."""
         table = priced(space.tables[found.table], prices, found.seconds)
         plan = canonical(table, found.plans).to_plan(0, table)
-        mode = space.modes[found.table]
-        if mode.pp:
-            plan = replace(plan, num_micro_batches=plan.num_micro_batches // ENDLESS)
+        batch = space.batches[found.table]
         costs = (found.seconds, found.log_slowdown)
-        return BatchPlan(plan, space.blocks_of(plan), mode, *costs, proven)
+        return BatchPlan(plan, space.blocks_of(plan), batch, *costs, proven)
 
     def problem(self, problem: Problem) -> Problem:
-        """Set the plan's global batch size, and the price of a pipeline that does not wait."""
-        here = problem.with_training(global_batch_size=self.mode.batch)
-        if self.mode.pp:
-            table, hard, _ = hard_plan(self.plan, here)
-            own = with_versions(table, here.model, here.training)
-            cost = evaluate_batch(own, hard)
-            end = own.num_micro_batches * cost.stage_seconds.amax(1, keepdim=True)
-            seconds = cost.iteration_time + (end - cost.pipeline_end)[:, 0]
-            end = end.expand_as(cost.pipeline_end)
-            cost = replace(cost, iteration_time=seconds, pipeline_end=end)
-            here.priced[self.plan] = (own, hard, cost)
-        return here
+        """Set the plan's global batch size."""
+        return problem.with_training(global_batch_size=self.batch)
 
     @property
     def value(self) -> float:
@@ -91,9 +66,8 @@ class BatchPlan:
         return log(self.seconds) + self.log_slowdown
 
     def describe(self) -> str:
-        """Name degrees, micro-batches, bits, and an asynchronous pipeline."""
-        words = self.plan.describe(self.mode.batch)
-        return f"{words} · {ASYNCHRONOUS}" if self.mode.pp else words
+        """Name degrees, micro-batches and bits."""
+        return self.plan.describe(self.batch)
 
 
 def priced(table: CostTable, prices: LogSlowdown, price: float) -> CostTable:
@@ -105,31 +79,31 @@ def priced(table: CostTable, prices: LogSlowdown, price: float) -> CostTable:
 def find_optimum(
     space: JointSpace,
     prices: LogSlowdown,
-    mode: TrainingMode,
+    batch: int,
     budget: float,
 ) -> BatchPlan | None:
-    """Find the best plan of one training mode; None where none fits the memory.
+    """Find the best plan of one global batch size; None where none fits the memory.
 
     Args:
         budget: Wall-clock seconds; after them the best plan found stands without a proof.
     """
     deadline = time.monotonic() + budget
-    fastest = _followed(space, prices, mode, 0.0, deadline)
+    fastest = _followed(space, prices, batch, 0.0, deadline)
     if fastest is None:
         return None
-    fewest = _followed(space, prices, mode, RATIO * fastest.seconds, deadline)
+    fewest = _followed(space, prices, batch, RATIO * fastest.seconds, deadline)
     return min(fastest, fewest or fastest, key=lambda plan: plan.value)
 
 
 def _followed(
     space: JointSpace,
     prices: LogSlowdown,
-    mode: TrainingMode,
+    batch: int,
     price: float,
     deadline: float,
 ) -> BatchPlan | None:
     """Solve at a price, then at the seconds of the plan found, until nothing improves."""
-    numbers = space.of_mode(mode)
+    numbers = space.of_batch(batch)
     best: JointPlan | None = None
     proven = True
     for _ in range(MAX_ROUNDS):
@@ -156,9 +130,9 @@ def verify(
 
     Seconds of the entries hold what bits cost in steps beyond the found plan's, at its seconds a step.
     """
-    numbers = space.of_mode(found.mode)
+    numbers = space.of_batch(found.batch)
     tables = [priced(space.tables[number], prices, found.seconds) for number in numbers]
-    paid = found.seconds * (found.log_slowdown - prices.by_mode[found.mode])
+    paid = found.seconds * (found.log_slowdown - prices.by_batch[found.batch])
     began = time.monotonic()
     uniform = find_uniform_plan(tables, deadline=began + budget)
     middle = time.monotonic()

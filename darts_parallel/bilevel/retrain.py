@@ -85,8 +85,7 @@ class Retraining:
         while spent < seconds:
             if trainer.step in begins:
                 plan = begins[trainer.step]
-                trainer.batch = plan.mode.batch
-                trainer.stale = plan.mode.pp > 0
+                trainer.batch = plan.batch
             trainer.learn_plan(trainer.next_batch(self.corpus.train), plan.blocks)
             spent += plan.seconds
             if spent >= self.interval * (len(losses) + 1) or spent >= seconds:

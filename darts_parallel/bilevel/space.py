@@ -15,10 +15,8 @@ from darts_parallel.cost import (
     CostTable,
     HardPlans,
     build_tables,
-    endless,
     evaluate_batch,
     float_tensor,
-    with_versions,
     without_dominated,
 )
 from darts_parallel.exact import outer_lower_bounds
@@ -30,8 +28,6 @@ FIRST_BLOCK = 1
 """Layer of the first block; the embedding comes before it."""
 EDGE_PRICE = 1.0
 """Log slowdown of few bits in the layers around the blocks, which the toy trains at 16 bits alone."""
-ASYNCHRONOUS = "PipeDream-2BW"
-"""Name of the pipelines that do not wait."""
 BANNED = 1e3
 """Log slowdown of bits that a plan may not have."""
 
@@ -66,22 +62,6 @@ class Candidate:
         return self.forward_pair[1] >= LOSSLESS and self.gradient_pair[1] >= LOSSLESS
 
 
-@dataclass(frozen=True, order=True)
-class TrainingMode:
-    """Batch size and kind of pipeline: they affect the loss, as strategies of blocks do."""
-
-    batch: int
-    """Global batch size."""
-    pp: int = 0
-    """Pipeline degree of an asynchronous pipeline; 0: the pipeline waits for its last micro-batch."""
-
-    @property
-    def name(self) -> str:
-        """Name of the mode in tables."""
-        pipeline = f" {ASYNCHRONOUS} pp {self.pp}" if self.pp else ""
-        return f"batch {self.batch}{pipeline}"
-
-
 EXACT = Candidate(1, 1)
 """A block that trains as every plan without lossy collectives does, whatever its degrees."""
 
@@ -95,14 +75,14 @@ class LogSlowdown:
         gradient_pairs: Data-parallel degrees with the bits of their gradients, Kg of them.
         forward: Log slowdown by every block's sums, shape `(blocks, Kf)`, float64.
         gradient: Log slowdown by every block's gradients, shape `(blocks, Kg)`, float64.
-        by_mode: Log slowdown by every training mode.
+        by_batch: Log slowdown by every global batch size.
     """
 
     forward_pairs: tuple[Pair, ...]
     gradient_pairs: tuple[Pair, ...]
     forward: Tensor
     gradient: Tensor
-    by_mode: dict[TrainingMode, float]
+    by_batch: dict[int, float]
 
     @property
     def all_bits(self) -> set[int]:
@@ -133,10 +113,10 @@ class LogSlowdown:
     def of_plan(
         self,
         blocks: Sequence[Candidate],
-        mode: TrainingMode,
+        batch: int,
     ) -> float:
-        """Price a hard plan: one candidate for each block, and a training mode."""
-        return float(self._on_blocks(blocks).trace()) + self.by_mode[mode]
+        """Price a hard plan: one candidate for each block, and a global batch size."""
+        return float(self._on_blocks(blocks).trace()) + self.by_batch[batch]
 
     def _on_blocks(self, candidates: Sequence[Candidate]) -> Tensor:
         """Price every block under each of C candidates, shape `(blocks, C)`."""
@@ -177,25 +157,18 @@ class JointSpace:
 
     Attributes:
         problem: Model, cluster, job and space.
-        tables: Of every training mode and pipeline degree. Of strategies that training cannot tell apart
-            only those are left that no other dominates.
-        modes: Training mode of every table.
+        tables: Of every global batch size and pipeline degree. Of strategies that training cannot tell
+            apart only those are left that no other dominates.
+        batches: Global batch size of every table.
     """
 
     problem: Problem
     tables: tuple[CostTable, ...]
-    modes: tuple[TrainingMode, ...]
+    batches: tuple[int, ...]
 
     @staticmethod
-    def build(
-        problem: Problem,
-        batches: Sequence[int],
-        asynchronous: bool = False,
-    ) -> "JointSpace":
+    def build(problem: Problem, batches: Sequence[int]) -> "JointSpace":
         """Price the space.
-
-        Args:
-            asynchronous: Whether pipelines that do not wait are candidates.
 
         Errors:
             ConfigError: a setting asks for what the loop does not search, or no plan is legal.
@@ -203,20 +176,15 @@ class JointSpace:
         """
         refuse_unsearched(problem)
         tables: list[CostTable] = []
-        modes: list[TrainingMode] = []
+        owners: list[int] = []
         for batch in batches:
             for table in build_tables(problem.with_training(global_batch_size=batch)):
                 tables.append(_without_dominated(table))
-                modes.append(TrainingMode(batch))
-                enough = int(table.num_micro_batches.max()) >= table.pp
-                if asynchronous and enough and table.pp > 1:
-                    own = endless(with_versions(table, problem.model, problem.training))
-                    tables.append(_without_dominated(own))
-                    modes.append(TrainingMode(batch, table.pp))
+                owners.append(batch)
         # refused before anything trains; what these bounds let pass is refused by the exact optimum
         if not any(bool(outer_lower_bounds(table).isfinite().any()) for table in tables):
             raise NoPlanFitsError(problem, tables)
-        return JointSpace(problem, tuple(tables), tuple(modes))
+        return JointSpace(problem, tuple(tables), tuple(owners))
 
     @property
     def num_blocks(self) -> int:
@@ -229,7 +197,7 @@ class JointSpace:
         sums = self._pairs(lambda candidate: candidate.forward_pair)
         sent = self._pairs(lambda candidate: candidate.gradient_pair)
         none = torch.zeros(self.num_blocks, 0, dtype=torch.float64)
-        empty = LogSlowdown(sums, sent, none, none, dict.fromkeys(self.modes, 0.0))
+        empty = LogSlowdown(sums, sent, none, none, dict.fromkeys(self.batches, 0.0))
         return empty.of_pairs([0.0] * len(sums), [0.0] * len(sent))
 
     def _pairs(self, of: Callable[[Candidate], Pair]) -> tuple[Pair, ...]:
@@ -237,9 +205,9 @@ class JointSpace:
         found = {of(Candidate.of(choice)) for table in self.tables for choice in table.choices}
         return tuple(sorted(found, key=lambda pair: (-pair[1], pair[0])))
 
-    def of_mode(self, mode: TrainingMode) -> list[int]:
-        """Return the numbers of the tables of a training mode."""
-        return [number for number, own in enumerate(self.modes) if own == mode]
+    def of_batch(self, batch: int) -> list[int]:
+        """Return the numbers of the tables of a global batch size."""
+        return [number for number, own in enumerate(self.batches) if own == batch]
 
     def blocks_of(self, plan: Plan) -> tuple[Candidate, ...]:
         """Keep the part of a plan that affects the loss."""
@@ -256,7 +224,7 @@ class JointSpace:
         own = self.tables[table]
         cost = evaluate_batch(own, plans)
         by_layer = prices.on_choices(own)[torch.arange(own.num_layers), plans.choices]
-        steps = by_layer.sum(1) + prices.by_mode[self.modes[table]]
+        steps = by_layer.sum(1) + prices.by_batch[self.batches[table]]
         value = (cost.iteration_time.log() + steps).masked_fill(~cost.feasible, torch.inf)
         index = int(value.argmin())
         if not bool(cost.feasible[index]):

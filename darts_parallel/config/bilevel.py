@@ -58,9 +58,6 @@ class BilevelConfig:
     with each batch size for equal predicted seconds; their validation losses price the batch sizes."""
     look_ahead_every: int = ranged(2, 1, STEPS)
     """Logit steps from one look-ahead to the next."""
-    asynchronous: bool = False
-    """Whether pipelines that do not wait are candidates (PipeDream-2BW). Their weights are one update
-    behind, predicted, and look-aheads price them. No trainer runs them."""
     decay: float = ranged(0.9, 0.0, 0.9999)
     """Decay of the moving averages behind the gradient noise scale, for each weight step."""
     validation_sequences: int = ranged(64, 1, 100_000)

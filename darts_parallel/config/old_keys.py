@@ -46,6 +46,7 @@ class OldKey:
 
 
 OLD_KEYS: tuple[OldKey, ...] = (
+    OldKey("bilevel.asynchronous"),
     OldKey("bilevel.processes"),
     OldKey("bilevel.seeds"),
     OldKey("bilevel.variants"),

@@ -195,11 +195,6 @@ class Pricing:
                 needs[group] = torch.maximum(needs.get(group, need), need)
         return needs
 
-    def log_seconds(self, z: Tensor) -> Tensor:
-        """Return log seconds per iteration of every plan at log goodness `z` of the knobs, `(P,)`."""
-        point = torch.tensor(self.factors) @ z
-        return self._log_seconds(self._tables(point))
-
     def at(self, z: Array) -> Priced:
         """Price all plans at log goodness `z`."""
         point = torch.tensor(self.factors @ z, requires_grad=True)

@@ -268,8 +268,8 @@ class Designer:
                     raise
         self.least = min(branch.least for branch in self.branches)
 
-    def solve(self, budget: float, *, elasticities: bool = True) -> Answer:
-        """Find the best use of a budget; elasticities at the answer are not needed for its proof.
+    def solve(self, budget: float) -> Answer:
+        """Find the best use of a budget.
 
         Errors:
             ConfigError: the budget is below the fixed part and the least of every knob.
@@ -292,7 +292,7 @@ class Designer:
                 "least of every knob; try a larger budget, or lower bounds."
             )
         calls = len(self.history) - before
-        return _answer(best, min(best.value, bound), budget, calls, elasticities=elasticities)
+        return _answer(best, min(best.value, bound), budget, calls)
 
     def _payable(self, budget: float) -> Iterator[Branch]:
         """Yield the discrete choices of which a budget pays the least of every knob."""
@@ -382,10 +382,8 @@ def _answer(
     bound: float,
     budget: float,
     calls: int,
-    *,
-    elasticities: bool,
 ) -> Answer:
-    """Return the answer in the units of the figures; slopes are 0 where nobody asks for them."""
+    """Return the answer in the units of the figures."""
     branch = use.branch
     knobs = branch.option.knobs
     z = np.zeros(len(knobs))
@@ -393,9 +391,8 @@ def _answer(
     z[~branch.is_memory] = at
     z[branch.is_memory] = np.log(branch.needs[use.row])
     slopes = np.zeros(len(knobs))
-    if elasticities:
-        lines = branch.lines(use.point, np.array([use.row]), at[None])
-        slopes[~branch.is_memory] = lines.slopes[0]
+    lines = branch.lines(use.point, np.array([use.row]), at[None])
+    slopes[~branch.is_memory] = lines.slopes[0]
     senses = np.array([sense(name) for name in knobs.names], dtype=np.float64)
     factors = np.exp(senses * z)
     costs = knobs.cost(z)

@@ -331,8 +331,8 @@ class Plan:
             raise PlanError(f"plan: schema={data['schema']!r} must be {SCHEMA}; try {SCHEMA}.")
         if data.get("asynchronous"):
             raise PlanError(
-                f"plan: asynchronous={data['asynchronous']} must be null, as no trainer runs it; try the "
-                "plan of bilevel.asynchronous=false."
+                f"plan: asynchronous={data['asynchronous']} must be null, as no trainer runs it; try a "
+                "plan of this version."
             )
         fields = Fields(data)
         boundaries = read_boundaries(data)

@@ -29,8 +29,6 @@ class Outcome:
     """Why no plan keeps the chance of running out of memory, one clause."""
     assumed: Sequence[str] = ()
     """Assumptions of the command about job and machine, each with the words that set it."""
-    words: str = ""
-    """The plan in one line where it runs by a schedule that `Plan` does not name; empty: `describe`."""
 
     @cached_property
     def sure(self) -> Intervals | None:

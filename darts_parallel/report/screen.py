@@ -79,8 +79,7 @@ def _headline(outcome: Outcome) -> Iterator[Text]:
     problem, plan, cost = outcome.problem, outcome.plan, outcome.cost
     yield Text(_job_words(problem), "bold")
     yield from (Text(words, "yellow") for words in outcome.assumed)
-    words = outcome.words or plan.describe(problem.training.global_batch_size)
-    yield Text(words, "bold cyan")
+    yield Text(plan.describe(problem.training.global_batch_size), "bold cyan")
     within = fits = ""
     if outcome.sure is not None:
         within = f" {outcome.sure.label()}"

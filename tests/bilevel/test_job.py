@@ -11,7 +11,6 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from darts_parallel.bilevel import job
-from darts_parallel.bilevel._trainer import WeightTrainer
 from darts_parallel.bilevel.job import (
     REFERENCE,
     SCHEDULE,
@@ -21,7 +20,6 @@ from darts_parallel.bilevel.job import (
 )
 from darts_parallel.bilevel.loop import BilevelLoop, BilevelRecord, TrainingPhase
 from darts_parallel.bilevel.retrain import Retrained, Retraining
-from darts_parallel.bilevel.space import ASYNCHRONOUS, TrainingMode
 from darts_parallel.bilevel.trials import Trials
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.plans.strategy import Plan
@@ -204,7 +202,7 @@ def test_time_to_target_is_that_of_the_first_crossing() -> None:
 
 def test_retraining_follows_the_phases_and_stops_at_its_target() -> None:
     loop = tiny_loop(batch_candidates=(8, 16), evaluate_every=1)
-    small, large = (loop.best_plan(TrainingMode(batch)) for batch in (8, 16))
+    small, large = (loop.best_plan(batch) for batch in (8, 16))
     retraining = Retraining(loop.settings, corpus(), 3, small.seconds)
     seconds = 3 * small.seconds + 2 * large.seconds
     ramp = [TrainingPhase(0, small), TrainingPhase(3, large)]
@@ -273,8 +271,8 @@ def test_seeds_that_trained_equal_plans_share_a_line() -> None:
 def test_the_greedy_rule_lowers_the_least_sensitive_block_first() -> None:
     loop = tiny_loop(tp=(1,), grad_bits=(16, 4, 2), space_pp=(1,))
     free = loop.space.free
-    fast = loop.best_plan(TrainingMode(8), free)
-    slow = loop.best_plan(TrainingMode(8), free.at_bits(16, 16))
+    fast = loop.best_plan(8, free)
+    slow = loop.best_plan(8, free.at_bits(16, 16))
     lossy = torch.tensor([float(bits < 16) for _, bits in free.gradient_pairs]).double()
     for first in (0, 1):
         weights = torch.tensor([[5.0], [5.0]]).double()
@@ -300,49 +298,3 @@ def test_the_paired_interval_is_exact_and_an_unreached_target_counts_as_the_late
     # mean 0.2, standard error 0.1, t of one degree of freedom 12.706
     assert f"1.221 ({exp(0.2 - 1.2706):.3f} to {exp(0.2 + 1.2706):.3f}) | 2 of 2" in text
     assert "| never | inf | 2.000 (2.000 to 2.000) | 2 of 2 | 1 of 2 |" in text
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside TensorBoard
-def test_an_asynchronous_plan_is_reported_and_refused_by_every_other_reader(
-    tmp_path: Path,
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def loss(loop: BilevelLoop, trainer: WeightTrainer, _: torch.Tensor) -> float:
-        if trainer is loop.trainer:
-            return 3.0
-        return 0.1 if trainer.stale else 2.0
-
-    monkeypatch.setattr(BilevelLoop, "_validate", loss)
-    exact = ["space.tp_comm_bits=16", "space.grad_comm_bits=16", "bilevel.asynchronous=true"]
-    done = command(*OVERRIDES, *exact, f"hydra.run.dir={tmp_path}")
-    assert done.status == 0, done.err
-    data = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
-    assert data["asynchronous"] == ASYNCHRONOUS
-    assert data["training_phases"][0]["asynchronous"] is None
-    assert data["training_phases"][-1]["asynchronous"] == data["asynchronous"]
-    predicted = data["predicted"]
-    synchronisation = sum(
-        predicted["breakdown_s"][name]
-        for name in ("gradient_sync", "optimizer", "tied_embedding_sync")
-    )
-    pace = data["num_micro_batches"] * max(predicted["stage_times_s"])
-    assert predicted["iteration_time_s"] == pytest.approx(pace + synchronisation)
-    assert predicted["breakdown_s"]["pipeline_bubble"] == 0.0
-    programme = data["verification"]["dynamic_programming"]
-    assert programme["proven"]
-    assert programme["gap"] == pytest.approx(0.0, abs=1e-9)
-    assert "\noptimal in the model (layerwise" in done.out
-    plan_line = next(line for line in done.out.splitlines() if line.startswith("dp "))
-    assert plan_line.endswith(" · PipeDream-2BW")
-    assert "faster than the optimal uniform plan" not in done.out
-    assert f"no trainer here runs {ASYNCHRONOUS}" in done.out
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert f"no trainer here runs {ASYNCHRONOUS}" in page
-    assert ASYNCHRONOUS in page.partition("Phases of the training")[2]
-    assert "<h2>Schedule</h2>" not in page  # it would show a pipeline that waits
-    assert f"batch 8 {data['asynchronous']} pp 2" in done.out
-    refused = command(*OVERRIDES, f"plan={tmp_path / 'plan.json'}")
-    assert refused.status == 2
-    assert f"asynchronous={data['asynchronous']} must be null" in refused.err

@@ -10,7 +10,6 @@ from darts_parallel.bilevel.data import sample
 from darts_parallel.bilevel.loop import BilevelLoop
 from darts_parallel.bilevel.optimum import verify
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.bilevel.space import TrainingMode
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.problem.problem import load_problem
@@ -78,9 +77,9 @@ def test_the_end_of_a_loop_is_a_plan_that_the_exact_methods_check_at_the_learned
     loop.run()
     (phase,) = loop.phases()
     found = phase.plan
-    assert (phase.from_step, found.mode, found.proven) == (0, MODE, True)
+    assert (phase.from_step, found.batch, found.proven) == (0, BATCH, True)
     assert evaluate(found.plan, loop.problem).iteration_time_s == pytest.approx(found.seconds)
-    steps = loop.prices.of_plan(found.blocks, MODE)
+    steps = loop.prices.of_plan(found.blocks, BATCH)
     assert steps == pytest.approx(found.log_slowdown, abs=1e-12)
     entries = verify(loop.space, loop.prices, found, 30.0)
     assert [entry.name for entry in entries] == ["exhaustive", "dynamic_programming"]
@@ -89,8 +88,8 @@ def test_the_end_of_a_loop_is_a_plan_that_the_exact_methods_check_at_the_learned
     assert entries[0].gap <= 1e-9
 
 
-MODE = TrainingMode(8)
-LARGE = TrainingMode(64)
+BATCH = 8
+LARGE = 64
 EXACT_BITS = {"tp_bits": (16,), "grad_bits": (16,)}
 
 
@@ -109,9 +108,9 @@ def test_a_look_ahead_decides_the_batch_and_the_batch_the_plan_phase_by_phase(
     for _ in range(4):
         loop.step()
     assert loop.trainer.batch == 8
-    pace = loop.best_plan(LARGE).seconds / loop.best_plan(MODE).seconds
+    pace = loop.best_plan(LARGE).seconds / loop.best_plan(BATCH).seconds
     # half of the gain in equal seconds is twice the seconds, in first order a log slowdown of a half
-    assert loop.prices.by_mode == pytest.approx({MODE: 0.0, LARGE: 0.5 - log(pace)})
+    assert loop.prices.by_batch == pytest.approx({BATCH: 0.0, LARGE: 0.5 - log(pace)})
     lost[64] = -20.0
     for _ in range(3):
         loop.step()
@@ -119,10 +118,10 @@ def test_a_look_ahead_decides_the_batch_and_the_batch_the_plan_phase_by_phase(
     first, last = loop.phases()
     assert first.from_step == 0
     assert last.from_step == 5
-    assert [phase.plan.mode.batch for phase in (first, last)] == [8, 64]
+    assert [phase.plan.batch for phase in (first, last)] == [8, 64]
     for phase in (first, last):
         here = phase.plan.problem(loop.problem)
-        assert here.training.global_batch_size == phase.plan.mode.batch
+        assert here.training.global_batch_size == phase.plan.batch
         seconds = evaluate(phase.plan.plan, here).iteration_time_s
         assert seconds == pytest.approx(phase.plan.seconds)
 
@@ -141,14 +140,14 @@ def test_the_newest_look_ahead_counts_most_and_one_without_progress_changes_no_p
     monkeypatch.setattr(BilevelLoop, "_validate", loss)
     loop.step()
     loop.step()
-    assert loop.gains == {MODE: 1.0, LARGE: 2.0}
+    assert loop.gains == {BATCH: 1.0, LARGE: 2.0}
     gains.update({8: 2.0, 64: 0.0})
     loop.step()
-    assert loop.gains == pytest.approx({MODE: 1.4, LARGE: 1.2})
-    before = loop.prices.by_mode
+    assert loop.gains == pytest.approx({BATCH: 1.4, LARGE: 1.2})
+    before = loop.prices.by_batch
     gains.update({8: -100.0})
     loop.step()
-    assert loop.prices.by_mode == before
+    assert loop.prices.by_batch == before
     assert len(loop.measured) == 2
 
 
@@ -181,7 +180,7 @@ def test_copies_train_for_equal_predicted_seconds_and_leave_the_loop_as_it_is(
     assert equal(before[0], weights(loop))
     assert torch.equal(before[1], loop.trainer.generator.get_state())
     assert loop.trainer.step == before[2]
-    pace = loop.best_plan(MODE).seconds / loop.best_plan(LARGE).seconds
+    pace = loop.best_plan(BATCH).seconds / loop.best_plan(LARGE).seconds
     assert steps == {8: 12, 64: max(round(12 * pace), 1)}
     assert all(moved)
 
@@ -192,7 +191,7 @@ def test_weights_train_with_the_batch_that_leads() -> None:
     leads = 8
     for _ in range(BILEVEL["num_steps"]):
         assert loop.step().batch == leads
-        leads = loop.leader.mode.batch if loop.leader else leads
+        leads = loop.leader.batch if loop.leader else leads
 
 
 def test_a_mixture_of_gradients_leaves_out_what_weighs_nothing_and_sums_to_one() -> None:
@@ -266,7 +265,7 @@ def test_pins_of_the_space_hold_in_the_plan_and_a_headroom_holds_at_every_batch(
         space_num_micro_batches=2,
         space_tp=2,
     )
-    plan = loop.best_plan(MODE).plan
+    plan = loop.best_plan(BATCH).plan
     assert (plan.pp, plan.num_micro_batches, plan.layers[1].tp) == (2, 2, 2)
     assert {(layer.zero_stage, layer.recompute) for layer in plan.layers} == {(1, "full")}
     tight = replace(loop.problem, headroom=0.25)

@@ -5,7 +5,7 @@ import torch
 
 from darts_parallel.bilevel.logits import UpperLevel
 from darts_parallel.bilevel.optimum import BatchPlan, find_optimum
-from darts_parallel.bilevel.space import FIRST_BLOCK, JointSpace, LogSlowdown, TrainingMode
+from darts_parallel.bilevel.space import FIRST_BLOCK, JointSpace, LogSlowdown
 from darts_parallel.config.schema import SearchConfig
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.hard_plans import HardPlans
@@ -13,7 +13,7 @@ from tests.support.bilevel_tiny import tiny_problem
 
 PROBLEM = tiny_problem(tp_bits=(16, 4, 2), grad_bits=(16, 2))
 SPACE = JointSpace.build(PROBLEM, [8])
-GIVEN = TrainingMode(8)
+GIVEN = 8
 
 
 def prices(seed: int, scale: float = 0.3) -> LogSlowdown:
@@ -27,7 +27,7 @@ def prices(seed: int, scale: float = 0.3) -> LogSlowdown:
         return scale * random.double() * lossy
 
     forward, gradient = drawn(free.forward_pairs), drawn(free.gradient_pairs)
-    return replace(free, forward=forward, gradient=gradient, by_mode={GIVEN: 0.4})
+    return replace(free, forward=forward, gradient=gradient, by_batch={GIVEN: 0.4})
 
 
 def random_plans(table: int, count: int, seed: int) -> HardPlans:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from darts_parallel import plan
 from darts_parallel.cli._design import _interval, design_dict, main
@@ -67,7 +66,7 @@ def solved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Designer, Answer]:
 
 
 def log_seconds(pricing: Pricing, z: Array) -> Array:
-    return pricing.log_seconds(torch.tensor(z, dtype=torch.float64)).numpy()
+    return pricing.at(z).heights
 
 
 KINDS = [

@@ -101,6 +101,13 @@ def test_a_wrong_field_is_named(
         assert re.search(r"stages\[0\]\.ranks.*try 0 to 3", said)
 
 
+def test_a_plan_of_an_asynchronous_pipeline_is_refused(toy_problem: Problem) -> None:
+    data = plan_of().to_dict(names(toy_problem), range(8))
+    assert Plan.from_dict(data | {"asynchronous": None}) == plan_of()
+    with pytest.raises(PlanError, match=r"asynchronous=PipeDream-2BW must be null.*try"):
+        Plan.from_dict(data | {"asynchronous": "PipeDream-2BW"})
+
+
 @pytest.mark.parametrize("foreign", [None, 3, "x", [], {}])
 def test_what_is_no_plan_is_refused(foreign: Any) -> None:
     with pytest.raises(PlanError):
