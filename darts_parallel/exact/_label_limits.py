@@ -74,8 +74,6 @@ class _Box:
     """
 
     low: int
-    used: Bools
-    """Segments that can be a stage, `(I, J)`."""
     budgets: Array
     """The loosest budgets of a segment, `(parts, I, J)`; minus infinity where there is no use."""
 
@@ -85,43 +83,22 @@ class _Box:
         low = int(uses.first.min())
         rows = int(uses.first.max()) - low + 1
         columns = int(uses.end.max()) - low + 1
-        row = uses.first - low
-        place = row * columns + uses.end - low
-        order = np.argsort(place, kind="stable")
-        rising = place[order]
-        starts = np.flatnonzero(np.diff(rising, prepend=-1))
-        cells = rising[starts]
-        used = np.zeros(rows * columns, dtype=bool)
-        used[cells] = True
-        nothing = np.zeros((1, len(order)))
-        budgets = np.concatenate([uses.seconds, nothing])
-        loosest = np.full((len(budgets), rows * columns), -np.inf)
-        sorted_budgets = budgets[:, order]
-        loosest[:, cells] = np.maximum.reduceat(sorted_budgets, starts, axis=1)
-        return _Box(low, used.reshape(rows, columns), loosest.reshape(-1, rows, columns))
+        cells = (uses.first - low, uses.end - low)
+        loosest = np.full((len(uses.seconds) + 1, rows, columns), -np.inf)
+        for part, seconds in zip(loosest, uses.seconds, strict=False):
+            np.maximum.at(part, cells, seconds)
+        loosest[-1][cells] = 0.0
+        return _Box(low, loosest)
 
     @property
     def ends(self) -> slice:
         """Return the box's ends among the boundaries 0 to L."""
-        return slice(self.low, self.low + self.used.shape[1])
+        return slice(self.low, self.low + self.budgets.shape[2])
 
     def cut(self, values: Array) -> Array:
         """Return the box's part of values `(L + 1, L + 1)`."""
-        stop = self.low + self.used.shape[0]
+        stop = self.low + self.budgets.shape[1]
         return values[self.low : stop, self.ends]
-
-    def inside(self, groups: NodeGroups) -> Bools:
-        """Return which segments of the groups, `(S,)`, some use begins with."""
-        backwards = self.used[:, ::-1]
-        reaching = np.logical_or.accumulate(backwards, axis=1)[:, ::-1]
-        first = groups.begins - self.low
-        end = groups.stops - self.low
-        rows, columns = reaching.shape
-        result = (first >= 0) & (first < rows)
-        result &= end < columns
-        cells = (first[result], end[result])
-        result[result] = reaching[cells]
-        return result
 
 
 @dataclass(frozen=True)
@@ -182,10 +159,12 @@ class LabelForms:
         largest = np.abs(finite).max(axis=(1, 2))
         slack = GAIN_TOLERANCE * largest
         loosest = loosest + needed + slack[:, None, None]
-        inside = box.inside(groups)
-        begins = groups.begins[inside] - box.low
-        stops = groups.stops[inside] - box.low
-        values = loosest[:, begins, stops].T
+        begins = groups.begins - box.low
+        stops = groups.stops - box.low
+        rows, columns = loosest.shape[1:]
+        inside = (begins >= 0) & (begins < rows)
+        inside &= stops < columns
+        values = loosest[:, begins[inside], stops[inside]].T
         values = np.ascontiguousarray(values)
         of_node = groups.largest_of(inside, values, -np.inf)
         wanted = np.asarray(np.isfinite(of_node).all(axis=1))

@@ -46,11 +46,10 @@ class NodeGroups:
         stops = stops[order]
         return NodeGroups(node, begins, stops, _group_starts(node[begins, stops]))
 
-    def largest(self, values: Array, root: float = 0.0) -> Array:
-        """Return the largest value of each node's segments, `(S, ...)` to `(nodes, ...)`; `root` first."""
+    def largest(self, values: Array) -> Array:
+        """Return the largest value of each node's segments, `(S, ...)` to `(nodes, ...)`; 0 of the root."""
         found = np.maximum.reduceat(values, self.first, axis=0)
-        first = np.full((1, *found.shape[1:]), root)
-        return np.concatenate([first, found])
+        return np.concatenate([np.zeros_like(found[:1]), found])
 
     def largest_of(self, some: Bools, values: Array, none: float = 0.0) -> Array:
         """Return the largest values over the segments `some` `(S,)` alone; `none` where there is none."""

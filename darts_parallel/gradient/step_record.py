@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from darts_parallel.gradient.relaxation import Schedules
@@ -109,7 +110,8 @@ class LeadingPlan:
         probabilities = self.weights.choices[self.outer, self.restart].detach()
         memory = self.cost.memory[self.outer, self.restart].detach()
         fullest = float((memory / self.cost.capacity).max())
-        now |= {"loss": self.merit, "entropy": mean_entropy(probabilities), "terms": self._terms()}
+        entropy = float(torch.special.entr(probabilities).sum(-1).mean())
+        now |= {"loss": self.merit, "entropy": entropy, "terms": self._terms()}
         now |= {"pp": self.group.table.pp, "choices": self.group.choice_names}
         return StepRecord(
             **now,
@@ -135,9 +137,3 @@ class LeadingPlan:
         }
         rest = self._value(cost.iteration_time) - sum(terms.values())
         return terms | {"tied_embedding_sync_and_smoothing": rest}
-
-
-def mean_entropy(probabilities: Tensor) -> float:
-    """Return the entropy of a layer's strategies in nats, mean over layers, of `(L, C)`."""
-    logs = probabilities.clamp(min=1e-30).log()
-    return -float((probabilities * logs).sum(-1).mean())

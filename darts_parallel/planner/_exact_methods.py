@@ -3,18 +3,11 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from operator import attrgetter
-
-import torch
 
 from darts_parallel.cost import (
     CostTable,
-    HardPlans,
-    PricedPlan,
     canonical,
-    evaluate_batch,
     even_uniform_plans,
-    fastest,
 )
 from darts_parallel.exact import (
     MAX_PRICED_PLANS,
@@ -25,7 +18,7 @@ from darts_parallel.exact import (
     number_of_plans,
     unknown_costs,
 )
-from darts_parallel.gradient import repartitioned
+from darts_parallel.gradient import PlanPool, repartitioned
 from darts_parallel.planner._session import Method, NamedPlan, Session
 from darts_parallel.plans import Plan
 
@@ -117,35 +110,20 @@ def uniform_plans(session: Session) -> Iterator[NamedPlan]:
     if session.found.uniform is not None:
         for own in session.found.uniform.alternatives:
             yield own.time, own.to_plan(tables)
-        yield from _good_plans(tables)
+        for own in even_pool(tables, REPARTITIONED).by_outer()[:REPARTITIONED]:
+            yield own.time, own.to_plan(tables)
 
 
-def _good_plans(tables: Sequence[CostTable]) -> Iterator[NamedPlan]:
-    """Find a plan of one strategy for the best configurations: stages even at first, then cut again."""
-    candidates = [
-        candidate
-        for number, table in enumerate(tables)
-        for candidate in _even_candidates(number, table)
-    ]
-    candidates.sort(key=attrgetter("time"))
-    for own in candidates[:REPARTITIONED]:
-        table = tables[own.table]
-        plans = own.plan
+def even_pool(tables: Sequence[CostTable], count: int) -> PlanPool:
+    """Return plans of one strategy on even stages; the best `count` configurations are cut again, too."""
+    pool = PlanPool(list(tables), "uniform")
+    for number, table in enumerate(tables):
+        pool.add(number, even_uniform_plans(table, ends_apart=table.virtual_stages > 1))
+    for entry in pool.by_outer()[:count]:
+        table = tables[entry.table]
         if table.virtual_stages == 1:
-            plans = HardPlans.concatenate([plans, repartitioned(table, plans)])
-        found = fastest(own.table, table, plans)
-        yield found.time, found.to_plan(tables)
-
-
-def _even_candidates(number: int, table: CostTable) -> Iterator[PricedPlan]:
-    """Yield the best even plan of every pipeline configuration of a table."""
-    plans = even_uniform_plans(table, ends_apart=table.virtual_stages > 1)
-    times = evaluate_batch(table, plans).fitting_seconds
-    for outer in range(table.num_outer):
-        own = torch.where(plans.outer == outer, times, torch.inf)
-        if len(own) and float(own.min()) < float("inf"):
-            best = int(own.argmin())
-            yield PricedPlan(number, plans[best : best + 1], float(times[best]))
+            pool.add(entry.table, repartitioned(table, entry.plan))
+    return pool
 
 
 EXHAUSTIVE = Method("exhaustive", enumerate_uniform, _unable)

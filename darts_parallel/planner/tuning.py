@@ -19,11 +19,9 @@ from torch import Tensor
 from darts_parallel.config import RECOMPUTE, RunConfig
 from darts_parallel.cost import (
     CostBreakdown,
-    CostTable,
     PricedPlan,
     build_tables,
     evaluate,
-    even_uniform_plans,
     float_tensor,
 )
 from darts_parallel.errors import PlanError
@@ -31,7 +29,7 @@ from darts_parallel.exact import (
     find_uniform_plan,
     unknown_costs,
 )
-from darts_parallel.gradient import PlanPool, repartitioned
+from darts_parallel.planner._exact_methods import even_pool
 from darts_parallel.planner.elasticities import time_elasticities
 from darts_parallel.planner.figure_posterior import NORMAL, REPEAT, Moved, posterior
 from darts_parallel.planner.prediction_intervals import out_of_memory, time_slopes
@@ -126,24 +124,13 @@ def _candidates(problem: Problem, given: Sequence[Plan], trials: Sequence[Trial]
     tables = build_tables(problem)
     simulated = problem.config.cost.pipeline == "simulated"
     if simulated or unknown_costs(tables):
-        found = _repartitioned_plans(tables)
+        found: Sequence[PricedPlan] = even_pool(tables, CANDIDATES).top(CANDIDATES)
     else:
         found = find_uniform_plan(tables, count=CANDIDATES).alternatives
     plans = [*given]
     plans += [trial.plan for trial in trials]
     plans += [candidate.to_plan(tables) for candidate in found]
     return list(dict.fromkeys(plans))
-
-
-def _repartitioned_plans(tables: list[CostTable]) -> Sequence[PricedPlan]:
-    """Return good uniform plans that no exact method ranks: even ones, and the best of them cut again."""
-    pool = PlanPool(tables, "uniform")
-    for number, table in enumerate(tables):
-        pool.add(number, even_uniform_plans(table))
-    for entry in pool.top(CANDIDATES):
-        cut = repartitioned(tables[entry.table], entry.plan)
-        pool.add(entry.table, cut)
-    return pool.top(CANDIDATES)
 
 
 def _fitting(

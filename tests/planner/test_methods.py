@@ -25,7 +25,7 @@ from darts_parallel.exact.uniform import find_uniform_plan
 from darts_parallel.gradient.descent import descent_seconds, search, search_tables
 from darts_parallel.gradient.step_record import PlanStage, SearchResult
 from darts_parallel.planner import _descent_method, planning
-from darts_parallel.planner._exact_methods import _good_plans
+from darts_parallel.planner._exact_methods import even_pool
 from darts_parallel.planner._session import Asked, Method, Session
 from darts_parallel.planner.methods import (
     CHECKS,
@@ -354,10 +354,12 @@ def test_plans_next_to_an_exact_one_have_stages_of_their_own() -> None:
     words = ["model.num_layers=8", "model.vocab_size=16384", "space.pp=2", "space.tp=1"]
     problem = load_problem(["model=toy", "training=toy", "cluster=toy", *words])
     tables = build_tables(problem)
-    for seconds, plan in _good_plans(tables):
-        assert seconds == pytest.approx(evaluate(plan, problem).iteration_time_s, rel=1e-9)
+    pool = even_pool(tables, 4)
+    for entry in pool.by_outer():
+        plan = entry.to_plan(tables)
+        assert entry.time == pytest.approx(evaluate(plan, problem).iteration_time_s, rel=1e-9)
     even = inf
     for table in tables:
         cost = evaluate_batch(table, even_uniform_plans(table))
         even = min(even, float(cost.fitting_seconds.min()))
-    assert min(seconds for seconds, _ in _good_plans(tables)) < even
+    assert pool.best_time < even
