@@ -15,6 +15,16 @@ FOLDERS = ("experiments", "conf", "clients")
 OUTPUT = ROOT / "build" / "docs_output.json"
 """What `make docs-test` has printed, by command; the site is built without it, too."""
 RUN = re.compile(r"<!-- run -->\n\n((?:    .+\n)+)")
+DETAILS = (
+    "more/experiments/",
+    "more/clients/",
+    "more/CHANGELOG",
+    "calibration-notes",
+    "what-did-not-help",
+    "reference/api",
+)
+"""Pages that the search lists below the guides."""
+DETAILS_BOOST = 0.1
 LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|#)([^)\s]+)\)")
 
 
@@ -32,6 +42,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Point links that leave `docs/` to the pages under `more/`; links to code become text."""
     inside = page.file.src_uri
+    if inside.startswith(DETAILS):
+        page.meta["search"] = {"boost": DETAILS_BOOST}
     own = inside.removeprefix("more/") if inside.startswith("more/") else f"docs/{inside}"
 
     def replaced(match: re.Match[str]) -> str:
