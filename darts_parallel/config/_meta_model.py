@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from darts_parallel.config._imported import OWN_FILE, Imported
-from darts_parallel.config._model_shapes import HeadShape, NotModelled, ShapeReader
+from darts_parallel.config._model_shapes import Fields, HeadShape, NotModelled, ShapeReader
 from darts_parallel.config.model import MAX_SIZE
 from darts_parallel.errors import ConfigError, UnsupportedError
 
@@ -30,6 +30,8 @@ USUAL_TYPES = ("llama", "qwen3_moe", "glm4_moe", "deepseek_v3")
 """Types that a file of an unknown type is compared with: dense, and with experts."""
 MOST_LAYERS = 1024
 """Layers of `ModelConfig`."""
+FileValues = dict[str, Any]
+"""A parsed `config.json`."""
 _LAYERS = re.compile("(num_|n_)?(hidden_|encoder_|decoder_)?layers?")
 TOP_K = (
     "num_experts_per_tok",
@@ -44,7 +46,7 @@ _WINDOWED = re.compile("sliding|local")
 WINDOWS = ("sliding_window", "local_attention", "window_size")
 
 
-def describe(values: dict[str, Any], place: str, name: str) -> Imported:
+def describe(values: FileValues, place: str, name: str) -> Imported:
     """Return the model of a parsed `config.json`; arguments and errors as `import_model`."""
     shown = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity(transformers.utils.logging.CRITICAL)
@@ -67,7 +69,7 @@ def describe(values: dict[str, Any], place: str, name: str) -> Imported:
         transformers.utils.logging.set_verbosity(shown)
 
 
-def _configuration(values: dict[str, Any], place: str) -> Any:
+def _configuration(values: FileValues, place: str) -> Any:
     """Return the configuration of the whole model."""
     kind = str(values.get("model_type"))
     kind = OTHER_NAMES.get(kind, kind)
@@ -89,7 +91,7 @@ def _configuration(values: dict[str, Any], place: str) -> Any:
         ) from None
 
 
-def _language_part(config: Any, values: dict[str, Any], place: str) -> Any:
+def _language_part(config: Any, values: FileValues, place: str) -> Any:
     """Return the configuration of the language model: of a multimodal one its `text_config`."""
     text = getattr(config, "text_config", None)
     if isinstance(text, dict) or "text_config" in (values.get("text_config") or {}):
@@ -102,7 +104,7 @@ def _language_part(config: Any, values: dict[str, Any], place: str) -> Any:
     return text
 
 
-def _not_priced(whole: Any, text: Any, values: dict[str, Any]) -> str | None:
+def _not_priced(whole: Any, text: Any, values: FileValues) -> str | None:
     """Name the parts of a file next to its language model, with the parameters of all."""
     names = []
     for key, part in vars(whole).items():
@@ -127,7 +129,7 @@ def _chunks(config: Any) -> str | None:
     return f"chunks of attention, above {size:,} tokens" if size else None
 
 
-def _closest_type(values: dict[str, Any]) -> str:
+def _closest_type(values: FileValues) -> str:
     """Return the usual type whose configuration has the most keys of a file."""
 
     def known(kind: str) -> int:
@@ -136,7 +138,7 @@ def _closest_type(values: dict[str, Any]) -> str:
     return max(USUAL_TYPES, key=known)
 
 
-def _require_few_layers(values: dict[str, Any], place: str) -> None:
+def _require_few_layers(values: FileValues, place: str) -> None:
     """Refuse numbers of layers that no plan takes, before a list of them fills the memory."""
     parts = [part for part in values.values() if isinstance(part, dict)]
     for key, value in (pair for part in (values, *parts) for pair in part.items()):
@@ -168,7 +170,7 @@ def _counted(config: Any, place: str, name: str) -> Imported:
     return Imported(place, fields, _trained(model), flop, tokens, sizes)
 
 
-def _heads(shapes: list[HeadShape], fields: Mapping[str, Any]) -> dict[str, Any]:
+def _heads(shapes: list[HeadShape], fields: Fields) -> Fields:
     """Return the heads of blocks without and with a window; nothing where no attention has any.
 
     Errors:
@@ -305,14 +307,14 @@ def _left_out(module: Any, count: float, tokens: int, top_k: int | None) -> floa
     return 0.0
 
 
-def _said(config: Any, found: dict[str, Any], model: Any) -> dict[str, Any]:
+def _said(config: Any, found: Fields, model: Any) -> Fields:
     """Return the fields that no shape says: windows, routing, positions, norms, dropout, causality."""
     unused = re.compile("layer_?drop|classifier|summary")
     values = config.to_dict().items()
     rates = [value for key, value in values if "drop" in key and not unused.search(key)]
     dropped = any(isinstance(rate, float) and rate > 0 for rate in rates)
     causal = "MaskedLM" not in type(model).__name__
-    said: dict[str, Any] = {"causal": causal, "dropout": dropped}
+    said: Fields = {"causal": causal, "dropout": dropped}
     epsilons = [getattr(config, key, None) for key in EPSILONS]
     said["norm_epsilon"] = next((float(value) for value in epsilons if value), None)
     if not found["learned_positions"]:
@@ -327,12 +329,12 @@ def _said(config: Any, found: dict[str, Any], model: Any) -> dict[str, Any]:
     return said | _windows(config, found["num_layers"])
 
 
-def _routing(config: Any, num_experts: int, model: Any) -> dict[str, Any]:
+def _routing(config: Any, num_experts: int, model: Any) -> Fields:
     """Return how the router chooses experts."""
     biased = any("correction_bias" in key for key, _ in model.named_buffers())
     over_chosen = getattr(config, "norm_topk_prob", None) is not False
     factor = getattr(config, "routed_scaling_factor", None)
-    said: dict[str, Any] = {
+    said: Fields = {
         "moe_router_topk": _top_k(config) or num_experts,
         "moe_router_enable_expert_bias": biased,
         "moe_router_pre_softmax": not over_chosen and not biased,
@@ -360,7 +362,7 @@ def _top_k(config: Any) -> int | None:
     return None
 
 
-def _windows(config: Any, layers: int) -> dict[str, Any]:
+def _windows(config: Any, layers: int) -> Fields:
     """Return the size of sliding windows and their layers; nothing if all attend globally."""
     size = next(filter(None, (getattr(config, key, None) for key in WINDOWS)), None)
     if not isinstance(size, int) or getattr(config, "use_sliding_window", True) is False:

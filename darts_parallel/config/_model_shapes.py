@@ -327,7 +327,6 @@ class ShapeReader:
         convolved = by_name["conv1d"].weights["weight"]
         heads, *state = mixer.weights["A_log"]
         if state:
-            self._set(mixer, mamba_inner_norms=any("norm" in name for name in by_name))
             self._set(mixer, mamba_dt_rank=by_name["dt_proj"].inputs, mamba_num_heads=inner)
         else:
             module: Any = mixer.module
@@ -335,7 +334,7 @@ class ShapeReader:
             state = [(convolved[0] - inner) // (2 * groups)]
             self._set(mixer, mamba_num_heads=heads, mamba_num_groups=groups)
             self._set(mixer, mamba_chunk_size=module.chunk_size)
-            self._set(mixer, mamba_inner_norms=any("norm" in name for name in by_name))
+        self._set(mixer, mamba_inner_norms=any("norm" in name for name in by_name))
         self._set(mixer, mamba_head_dim=inner // heads, mamba_state_dim=state[0])
         self._set(mixer, mamba_conv_kernel=convolved[-1], mamba_bias=by_name["in_proj"].bias)
 

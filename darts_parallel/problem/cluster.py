@@ -222,6 +222,10 @@ def _number(value: Scalar) -> float:
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
+NodeOrder = tuple[int, ...]
+"""Nodes as they follow each other along the pipeline; empty: in rank order."""
+
+
 @dataclass(frozen=True)
 class StageTopology:
     """Where the ranks of one pipeline stage lie; equal stages are equal keys of the cost table."""
@@ -276,7 +280,7 @@ class Cluster:
     name: str
     groups: tuple[NodeGroup, ...]
     inter_node: Link
-    node_order: tuple[int, ...] = ()
+    node_order: NodeOrder = ()
     """Nodes, numbered in rank order, as they follow each other along the pipeline; empty: in rank
     order."""
     failures: Failures | None = None
@@ -314,7 +318,7 @@ class Cluster:
         """GPUs of all nodes."""
         return sum(group.count * group.gpus for group in self.groups)
 
-    def arranged(self, node_order: tuple[int, ...]) -> "Cluster":
+    def arranged(self, node_order: NodeOrder) -> "Cluster":
         """Put the nodes in another order along the pipeline."""
         return self if node_order == self.node_order else replace(self, node_order=node_order)
 

@@ -32,6 +32,12 @@ WHOLE = {"tp": 1, "layer_index": 0, "micro_batch": 1, "seq_len": 1}
 """Columns of whole numbers, and the least of each."""
 REAL = ("forward_s", "backward_s", "saved_bytes", "multiplier")
 """Columns of finite numbers of at least 0."""
+Figures = tuple[float, ...]
+"""A figure of every layer, or of every micro-batch size."""
+Multipliers = Mapping[tuple[str, str, str], tuple[tuple[int, float], ...]]
+"""Rising micro-batch sizes and multipliers, by model, GPU and layer kind."""
+PlacedRows = list[tuple[str, dict[str, Any]]]
+"""Rows of a CSV file, each with its place for messages."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class LayerProfile:
     gpu: str
     kinds: tuple[str, ...]
     """Kind of every layer, in the order of the chain; empty text where the source names none."""
-    forward_s: tuple[float, ...]
+    forward_s: Figures
     """Seconds of a forward pass of one micro-batch of one sequence, by layer."""
 
 
@@ -53,10 +59,7 @@ class Profiles:
     """Where they were read from, for messages."""
     layers: Mapping[tuple[str, str, int], LayerProfile]
     """Layers by model, GPU and tensor-parallel degree."""
-    multipliers: Mapping[tuple[str, str, str], tuple[tuple[int, float], ...]] = field(
-        default_factory=dict
-    )
-    """Rising micro-batch sizes and multipliers, by model, GPU and layer kind."""
+    multipliers: Multipliers = field(default_factory=dict)
 
     def find(self, model: str, gpu: str, tp: int) -> LayerProfile:
         """Return the layers of a model on a GPU at a tensor-parallel degree (`matching_name`).
@@ -142,7 +145,7 @@ def _read_layers(path: Path) -> dict[tuple[str, str, int], LayerProfile]:
     return {key: LayerProfile(key[1], *zip(*chain, strict=True)) for key, chain in found.items()}
 
 
-def _read_multipliers(path: Path) -> dict[tuple[str, str, str], tuple[tuple[int, float], ...]]:
+def _read_multipliers(path: Path) -> Multipliers:
     found: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
     for place, row in read_rows(path, MULTIPLIER_COLUMNS):
         sizes = found.setdefault((row["model"], row["gpu"], row["layer_kind"]), [])
@@ -153,9 +156,7 @@ def _read_multipliers(path: Path) -> dict[tuple[str, str, str], tuple[tuple[int,
     return {key: tuple(rows) for key, rows in found.items()}
 
 
-def read_rows(
-    path: Path, columns: Sequence[str], optional: Sequence[str] = ()
-) -> list[tuple[str, dict[str, Any]]]:
+def read_rows(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> PlacedRows:
     """Read the rows of a CSV file, at least one, each with its place for messages.
 
     Args:
@@ -170,9 +171,7 @@ def read_rows(
         with path.open(newline="", encoding="utf-8-sig") as file:  # Excel begins with a mark
             reader = csv.DictReader(file, strict=True, skipinitialspace=True)
             header = reader.fieldnames or []
-            rows: list[tuple[str, dict[str, Any]]] = [
-                (f"{path}, line {reader.line_num}", row) for row in reader
-            ]
+            rows: PlacedRows = [(f"{path}, line {reader.line_num}", row) for row in reader]
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read ({error.strerror}); try a file with {names}."
@@ -241,13 +240,13 @@ class Measured:
     they were not measured; all of equal length.
     """
 
-    sizes: tuple[float, ...]
-    forward: tuple[float, ...]
-    backward: tuple[float, ...]
-    saved: tuple[float, ...] | None = None
-    tp_forward: tuple[float, ...] | None = None
+    sizes: Figures
+    forward: Figures
+    backward: Figures
+    saved: Figures | None = None
+    tp_forward: Figures | None = None
     """Seconds of the collectives of tensor parallelism."""
-    tp_backward: tuple[float, ...] | None = None
+    tp_backward: Figures | None = None
 
 
 KindTimes = Mapping[tuple[str, int], Measured]
@@ -293,7 +292,7 @@ class MeasuredTimes:
         return torch.stack([_interpolate(*row, sizes[:, c]) for c, row in enumerate(known)], 1)
 
 
-def _interpolate(known: tuple[float, ...], values: tuple[float, ...], at: Tensor) -> Tensor:
+def _interpolate(known: Figures, values: Figures, at: Tensor) -> Tensor:
     inside = torch.from_numpy(np.interp(at.numpy(), known, values))
     return inside * (at / known[-1]).clamp(min=1.0)
 
@@ -396,7 +395,8 @@ def _sized_profile(path: Path, seq_len: int) -> TimesBySource:
                 f"{place}: seq_len={row['seq_len']} must be training.seq_len={seq_len}; try "
                 f"training.seq_len={row['seq_len']}."
             )
-        kind = KINDS.get(row["layer_kind"], row["layer_kind"])
+        kind = str(row["layer_kind"])
+        kind = KINDS.get(kind, kind)
         kinds = points.setdefault((row["model"], row["gpu"]), {})
         sizes = kinds.setdefault((kind, row["tp"]), {})
         figures = [row[key] for key in SIZED_FIGURES if key in row]

@@ -7,12 +7,12 @@ by side; where there are few distinct orders, all of them are tried here.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from itertools import groupby, permutations
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice, permutations
 from math import factorial, lcm, prod
 
 from darts_parallel.errors import ConfigError
-from darts_parallel.problem.cluster import Cluster
+from darts_parallel.problem.cluster import Cluster, NodeOrder
 
 MOST_ORDERS = 24
 """Distinct orders up to which `auto` tries all of them; above, only blocks and their circular
@@ -21,9 +21,11 @@ MOST_ALL = 1024
 """Distinct orders up to which `all` is served: every one makes a cost table of its own."""
 MOST_BLOCK_ORDERS = 24
 """Orders of whole types that are tried; there are as many as permutations of the types."""
+Counts = dict[int, int]
+"""Nodes or blocks by node type."""
 
 
-def node_orders(cluster: Cluster, pp: int, mode: str) -> list[tuple[int, ...]]:
+def node_orders(cluster: Cluster, pp: int, mode: str) -> list[NodeOrder]:
     """Return the orders of the nodes for `pp` equal stages; the empty one stands for rank order.
 
     Args:
@@ -66,7 +68,7 @@ def orders_are_all(cluster: Cluster, pp: int, mode: str) -> bool:
     return blocks is None or _number_of_orders(blocks[1]) <= MOST_ORDERS
 
 
-def _number_of_orders(counts: dict[int, int]) -> int:
+def _number_of_orders(counts: Counts) -> int:
     return factorial(sum(counts.values())) // prod(factorial(n) for n in counts.values())
 
 
@@ -80,7 +82,7 @@ def order_label(cluster: Cluster) -> str:
     return ", ".join(f"{cluster.groups[kind].device.name} × {count}" for kind, count in runs)
 
 
-def _blocks(cluster: Cluster, pp: int) -> tuple[dict[int, int], dict[int, int]] | None:
+def _blocks(cluster: Cluster, pp: int) -> tuple[Counts, Counts] | None:
     """Return nodes per block and number of blocks by type; None if a block would be split."""
     stage = cluster.num_devices // pp
     nodes, size = Counter(cluster.node_types), {}
@@ -92,7 +94,7 @@ def _blocks(cluster: Cluster, pp: int) -> tuple[dict[int, int], dict[int, int]] 
     return size, {kind: nodes[kind] // size[kind] for kind in cluster.types}
 
 
-def _arrangements(counts: dict[int, int]) -> Iterator[tuple[int, ...]]:
+def _arrangements(counts: Counts) -> Iterator[tuple[int, ...]]:
     """Yield every distinct sequence of types with these counts, in lexicographic order."""
     if not any(counts.values()):
         yield ()
@@ -102,19 +104,17 @@ def _arrangements(counts: dict[int, int]) -> Iterator[tuple[int, ...]]:
                 yield (kind, *rest)
 
 
-def _side_by_side(counts: dict[int, int], *, shifts: bool) -> list[tuple[int, ...]]:
+def _side_by_side(counts: Counts, *, shifts: bool) -> list[tuple[int, ...]]:
     """Return types in all orders, equal blocks side by side, and their circular shifts."""
     found: dict[tuple[int, ...], None] = {}
-    for number, order in enumerate(permutations(counts)):
-        if number == MOST_BLOCK_ORDERS:
-            break
+    for order in islice(permutations(counts), MOST_BLOCK_ORDERS):
         line = tuple(kind for kind in order for _ in range(counts[kind]))
         for first in range(len(line) if shifts else 1):
             found[line[first:] + line[:first]] = None
     return list(found)
 
 
-def _nodes(cluster: Cluster, sequence: tuple[int, ...], size: dict[int, int]) -> tuple[int, ...]:
+def _nodes(cluster: Cluster, sequence: Sequence[int], size: Counts) -> NodeOrder:
     """Return the nodes in the order of a sequence of blocks; a type keeps its rank order."""
     left = {
         kind: iter([n for n, t in enumerate(cluster.node_types) if t == kind])

@@ -15,8 +15,11 @@ from darts_parallel.problem import Problem, bill
 from darts_parallel.report.outcome import Outcome
 from darts_parallel.schedules import find
 
+Entries = dict[str, Any]
+"""Entries of `plan.json`, or of a part of it."""
 
-def plan_dict(outcome: Outcome) -> dict[str, Any]:
+
+def plan_dict(outcome: Outcome) -> Entries:
     """Return the content of `plan.json`.
 
     Without elasticities, those of the seconds are computed by automatic differentiation; the
@@ -27,7 +30,7 @@ def plan_dict(outcome: Outcome) -> dict[str, Any]:
     if outcome.elasticities is None:
         outcome = replace(outcome, elasticities=time_elasticities(plan, problem))
     answers = {entry.name: _verification_dict(entry, problem) for entry in outcome.answers}
-    data: dict[str, Any] = {}
+    data: Entries = {}
     data["schema"] = SCHEMA
     data |= _job(problem)
     data |= _placed(plan, problem)
@@ -41,7 +44,7 @@ def plan_dict(outcome: Outcome) -> dict[str, Any]:
     return data
 
 
-def _job(problem: Problem) -> dict[str, Any]:
+def _job(problem: Problem) -> Entries:
     """Return the model, the cluster and the framework of the job."""
     config = problem.config
     counts = {
@@ -56,7 +59,7 @@ def _job(problem: Problem) -> dict[str, Any]:
     }
 
 
-def _predicted(outcome: Outcome) -> dict[str, Any]:
+def _predicted(outcome: Outcome) -> Entries:
     """Return seconds, bytes and dollars of the plan, with their intervals."""
     problem = outcome.problem
     plan = outcome.plan
@@ -76,9 +79,9 @@ def _predicted(outcome: Outcome) -> dict[str, Any]:
     return predicted
 
 
-def _uncertainty(known: Intervals) -> dict[str, Any]:
+def _uncertainty(known: Intervals) -> Entries:
     """Return 80 % intervals and chances of running out of memory."""
-    data: dict[str, Any] = {}
+    data: Entries = {}
     data["iteration_time_interval_s"] = list(known.iteration_time_s)
     data["memory_interval_bytes"] = [list(pair) for pair in known.memory_bytes]
     data["out_of_memory_probability"] = known.any_out_of_memory
@@ -113,11 +116,11 @@ def _common(values: Iterable[int]) -> int | None:
     return different.pop() if len(different) == 1 else None
 
 
-def _search_dict(outcome: Outcome, result: SearchResult) -> dict[str, Any]:
+def _search_dict(outcome: Outcome, result: SearchResult) -> Entries:
     """Return how the plan was found, and how far its earlier stages are from the best known plan."""
     problem = outcome.problem
     asked = problem.config.search.method
-    data: dict[str, Any] = {}
+    data: Entries = {}
     data["method"] = asked if problem.config.bilevel is None else result.method
     data["taken_from"] = result.method
     for name in ("why", "seconds", "steps", "restarts", "seed"):
@@ -131,7 +134,7 @@ def _search_dict(outcome: Outcome, result: SearchResult) -> dict[str, Any]:
     return data
 
 
-def _verification_dict(entry: Verification, problem: Problem) -> dict[str, Any]:
+def _verification_dict(entry: Verification, problem: Problem) -> Entries:
     """Return the entry, with the baseline's own plan where it beats the one that was found."""
     data = entry.to_dict()
     if entry.plan is not None and entry.gap > 0 and entry.space == problem.config.space.kind:
@@ -139,7 +142,7 @@ def _verification_dict(entry: Verification, problem: Problem) -> dict[str, Any]:
     return data
 
 
-def _placed(plan: Plan, problem: Problem) -> dict[str, Any]:
+def _placed(plan: Plan, problem: Problem) -> Entries:
     """Return the plan with the ranks that its node order gives each stage, and its schedule."""
     cluster = problem.cluster.arranged(plan.node_order)
     experts = problem.model.has_experts

@@ -166,6 +166,8 @@ def head_index(problem: Problem) -> int:
     return kinds.index("head")
 
 
+Units = dict[str, Unit]
+"""Units by layer; two layers that share a table have the same unit."""
 PlacedLayer = tuple[str, nn.Module, LayerStrategy]
 """A layer of a chunk and its name."""
 
@@ -213,8 +215,7 @@ class Local:
     """Model of this rank: its chunks by their place in the pipeline, and all parameters."""
 
     chunks: dict[int, StageChunk]
-    units: dict[str, Unit]
-    """Units by layer; two layers that share a table have the same unit."""
+    units: Units
     vocabulary_rows: int
     """Rows of the head's table."""
 
@@ -230,7 +231,7 @@ def build(
     shared = share_one_table(problem, plan)
     dtype = compute_dtype(problem)
     chunks: dict[int, StageChunk] = {}
-    units: dict[str, Unit] = {}
+    units: Units = {}
     apart = (LOSS, "embedding", "head") if shared else (LOSS,)
     for place, (first, end) in enumerate(pairwise(plan.boundaries)):
         if plan.chunk_devices[place] != meshes.stage:
@@ -297,9 +298,9 @@ def _units(
     strategy: LayerStrategy,
     meshes: Meshes,
     dtype: torch.dtype,
-) -> dict[str, Unit]:
+) -> Units:
     """Return the units of a layer: its experts, which have other replicas, and all the rest."""
-    units: dict[str, Unit] = {}
+    units: Units = {}
     bank = expert_bank(module)
     if bank is not None:
         place = f"{block_name(name)}.{BANK}"
@@ -322,7 +323,7 @@ def _unit(
     return Replicated(strategy, modules, mesh)
 
 
-def _shared_unit(chunk: StageChunk, meshes: Meshes, dtype: torch.dtype) -> dict[str, Unit]:
+def _shared_unit(chunk: StageChunk, meshes: Meshes, dtype: torch.dtype) -> Units:
     """Return one unit of embedding and head, whose table is the embedding's."""
     index = chunk.names.index("head")
     embedding = chunk.layers[0]

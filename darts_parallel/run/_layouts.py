@@ -26,6 +26,8 @@ BATCH = Shard(0)
 SEQUENCE = Shard(1)
 VOCABULARY = Shard(2)
 WHOLE = Replicate()
+MeshOf = dict[tuple[int, int], DeviceMesh]
+"""Meshes by two degrees."""
 
 
 def shard_ranks(strategy: LayerStrategy) -> int:
@@ -48,7 +50,7 @@ class Meshes:
         # down and up a V, the head lies next to the embedding
         self.tied = self._tied_group() if plan.chunk_devices[-1] > 0 else None
 
-    def _layer_meshes(self, layers: Sequence[LayerStrategy]) -> dict[tuple[int, int], DeviceMesh]:
+    def _layer_meshes(self, layers: Sequence[LayerStrategy]) -> MeshOf:
         """Make a mesh for every tensor-parallel degree and number of shards."""
         meshes = {}
         for tp, shards in sorted({(layer.tp, shard_ranks(layer)) for layer in layers}):
@@ -56,7 +58,7 @@ class Meshes:
             meshes[tp, shards] = self._mesh(replicate=replicas, shard=shards, tp=tp)
         return meshes
 
-    def _expert_meshes(self, layers: Sequence[LayerStrategy]) -> dict[tuple[int, int], DeviceMesh]:
+    def _expert_meshes(self, layers: Sequence[LayerStrategy]) -> MeshOf:
         """Make a mesh for every expert-parallel and expert-tensor-parallel degree."""
         meshes = {}
         for ep, etp in sorted({(layer.ep, layer.etp) for layer in layers}):
@@ -64,9 +66,9 @@ class Meshes:
             meshes[ep, etp] = self._mesh(replicate=1, shard=shards, ep=ep, tp=etp)
         return meshes
 
-    def _peer_meshes(self, layers: Sequence[LayerStrategy]) -> dict[tuple[int, int], DeviceMesh]:
+    def _peer_meshes(self, layers: Sequence[LayerStrategy]) -> MeshOf:
         """Make the groups that move activations between neighbours of different degrees."""
-        meshes: dict[tuple[int, int], DeviceMesh] = {}
+        meshes: MeshOf = {}
         for before, after in pairwise(layers):
             common = lcm(before.tp, after.tp)
             for tp in sorted({before.tp, after.tp} - {common}):

@@ -21,7 +21,11 @@ from darts_parallel.problem import Problem
 from darts_parallel.run._chunks import LOSS, head_index, share_one_table, table_rows
 from darts_parallel.run._layouts import shard_ranks
 from darts_parallel.run._transformer import block_name, build_layer, parameter_names
+from darts_parallel.run._units import byte_size
 from darts_parallel.run.engine import Engine, global_batch, make_optimizer
+
+Gradients = dict[str, Tensor]
+"""Gradients by the name of their parameter."""
 
 
 @dataclass
@@ -75,7 +79,7 @@ class Reference:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def gradients(self) -> dict[str, Tensor]:
+    def gradients(self) -> Gradients:
         """Return gradients by the names that the plan's layers use; a tied table has two."""
         result = {}
         for name, layer in self.layers.items():
@@ -117,6 +121,8 @@ def _parameter_groups(problem: Problem, plan: Plan, index: int) -> list[tuple[Te
     return groups
 
 
+Shapes = dict[str, tuple[int, ...]]
+"""Shapes of gradients by name."""
 TOLERANCE = 1e-5
 """Largest relative difference of the loss and of every gradient, in float32."""
 FLOOR = 0.1
@@ -221,17 +227,15 @@ def _compare(engine: Engine, reference: Reference | None) -> dict[str, float]:
     return dict(zip(shapes, errors.tolist(), strict=True))
 
 
-def _shapes_everywhere(wanted: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
+def _shapes_everywhere(wanted: Gradients) -> Shapes:
     """Return the shapes of rank 0's gradients by name, on every rank; collective."""
     shapes: list[Any] = [{name: tuple(gradient.shape) for name, gradient in wanted.items()}]
     dist.broadcast_object_list(shapes, src=0)
-    found: dict[str, tuple[int, ...]] = shapes[0]
+    found: Shapes = shapes[0]
     return found
 
 
-def _typical_gradient(
-    engine: Engine, wanted: dict[str, Tensor], shapes: dict[str, tuple[int, ...]]
-) -> float:
+def _typical_gradient(engine: Engine, wanted: Gradients, shapes: Shapes) -> float:
     """Return the root mean square of the model's gradients; collective."""
     total = 0.0
     for gradient in dict.fromkeys(wanted.values()):
@@ -259,10 +263,12 @@ def _state_bytes(engine: Engine) -> list[Bytes]:
     extra = sum(unit.extra_bytes() for unit in units)
     held = sum(unit.parameter_bytes() for unit in units)
     summed = sum(unit.gradient_bytes() for unit in units)
-    found = [Bytes(rank, "parameters", held, parameters, extra, rounding)]
-    found.append(Bytes(rank, "gradients", summed, gradients, 0.0, rounding))
-    found.append(Bytes(rank, "optimizer", _optimizer_bytes(engine), moments, 0.0, 2 * rounding))
-    return found
+    found = [
+        Bytes(rank, "parameters", held, parameters, extra, rounding),
+        Bytes(rank, "gradients", summed, gradients, 0.0, rounding),
+    ]
+    stepped = _optimizer_bytes(engine)
+    return [*found, Bytes(rank, "optimizer", stepped, moments, 0.0, 2 * rounding)]
 
 
 def _padded_bias_bytes(engine: Engine, stage: int) -> float:
@@ -277,10 +283,5 @@ def _padded_bias_bytes(engine: Engine, stage: int) -> float:
 
 def _optimizer_bytes(engine: Engine) -> int:
     """Return the bytes of moments; step counters are left out."""
-    states = engine.optimizer.state.values()
-    total = 0
-    for state in states:
-        for value in state.values():
-            if isinstance(value, Tensor) and value.dim() > 0:
-                total += value.numel() * value.element_size()
-    return total
+    every = chain.from_iterable(own.values() for own in engine.optimizer.state.values())
+    return byte_size(one for one in every if isinstance(one, Tensor) and one.dim() > 0)

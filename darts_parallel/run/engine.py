@@ -79,15 +79,13 @@ def part_of_rank(
 LEARNING_RATE = 1e-3
 
 
-@dataclass
-class Phases:
-    """Seconds of one step on this rank; `waiting` is the schedule without its computation."""
+PHASES = ("forward", "backward", "waiting", "synchronisation", "optimizer")
+"""Phases of one step; `waiting` is the schedule without its computation."""
 
-    forward: float = 0.0
-    backward: float = 0.0
-    waiting: float = 0.0
-    synchronisation: float = 0.0
-    optimizer: float = 0.0
+
+def no_seconds() -> dict[str, float]:
+    """Return 0 seconds for every phase."""
+    return dict.fromkeys(PHASES, 0.0)
 
 
 @dataclass
@@ -96,7 +94,8 @@ class Clock:
 
     device: torch.device
     exact: bool = False
-    phases: Phases = field(default_factory=Phases)
+    phases: dict[str, float] = field(default_factory=no_seconds)
+    """Seconds on this rank by phase."""
 
     def now(self) -> float:
         """Return seconds."""
@@ -106,8 +105,7 @@ class Clock:
 
     def add(self, name: str, began: float) -> None:
         """Count the time since `began`."""
-        before = getattr(self.phases, name)
-        setattr(self.phases, name, before + self.now() - began)
+        self.phases[name] += self.now() - began
 
 
 class _TimedStage(PipelineStage):
@@ -174,7 +172,7 @@ class Engine:
         inputs = self._part(batch[:, :-1], first.tp, first.dp)
         targets = self._part(batch[:, 1:], last.tp, last.dp)
         phases = self.clock.phases
-        computed = -phases.forward - phases.backward
+        before = phases["forward"] + phases["backward"]
         began = self.clock.now()
         few_bits = self.dtype is torch.bfloat16
         with torch.autocast(self.device.type, self.dtype, enabled=few_bits):
@@ -182,8 +180,8 @@ class Engine:
                 losses = self._in_turn(inputs, targets)
             else:
                 losses = self._pipelined(inputs, targets)
-        computed += phases.forward + phases.backward
-        phases.waiting += self.clock.now() - began - computed
+        computed = phases["forward"] + phases["backward"] - before
+        phases["waiting"] += self.clock.now() - began - computed
         mean = torch.zeros((), device=self.device)
         if losses and self.meshes.position % last.tp == 0:
             mean += torch.stack(losses).sum()

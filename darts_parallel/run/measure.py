@@ -4,7 +4,7 @@ import os
 import resource
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,7 +19,7 @@ from darts_parallel.cost import CostBreakdown
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 from darts_parallel.run._verify import TOLERANCE, Bytes, StepComparison, verify
-from darts_parallel.run.engine import Clock, Engine, Phases, global_batch
+from darts_parallel.run.engine import PHASES, Clock, Engine, global_batch, no_seconds
 from darts_parallel.run.settings import RunSettings
 from darts_parallel.run.workers import choose_device
 
@@ -30,7 +30,6 @@ class Measurement:
 
     seconds: tuple[float, ...]
     """Seconds of every step on its slowest rank, in order."""
-    losses: tuple[float, ...]
     phases: tuple[dict[str, float], ...]
     """Mean seconds of a step's phases by stage."""
     peak_bytes: tuple[float, ...]
@@ -51,28 +50,26 @@ def measure(
     """Time `steps` training steps after `warmup` others; collective."""
     reset_peak(engine.device)
     seconds = []
-    losses = []
     for step in range(warmup + steps):
         if step == warmup:
-            engine.clock.phases = Phases()
-        took, loss = timed_step(engine, seed, 2 + step)
+            engine.clock.phases = no_seconds()
+        took, _ = timed_step(engine, seed, 2 + step)
         if step >= warmup:
             seconds.append(took)
-            losses.append(loss)
     count = steps
     if engine.device.type == "cuda":  # once more, waiting for the device at every phase
         engine.clock.exact = True
-        engine.clock.phases = Phases()
+        engine.clock.phases = no_seconds()
         timed_step(engine, seed, 2 + warmup + steps)
         engine.clock.exact = False
         count = 1
     phases, peaks = _by_stage(engine, count)
-    return Measurement(tuple(seconds), tuple(losses), phases, peaks)
+    return Measurement(tuple(seconds), phases, peaks)
 
 
 def _by_stage(engine: Engine, count: int) -> tuple[tuple[dict[str, float], ...], tuple[float, ...]]:
     """Return mean seconds of the phases of `count` steps, and peak bytes, by stage; collective."""
-    mine = {name: value / count for name, value in asdict(engine.clock.phases).items()}
+    mine = {name: value / count for name, value in engine.clock.phases.items()}
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, (mine, peak_bytes(engine.device)))
     size = engine.meshes.stage_size
@@ -152,9 +149,6 @@ def with_exact_collectives(plan: Plan) -> Plan:
     for own in plan.layers:
         layers.append(replace(own, tp_comm_bits=LOSSLESS, grad_comm_bits=LOSSLESS))
     return replace(plan, layers=tuple(layers))
-
-
-PHASES = tuple(vars(Phases()))
 
 
 def render(outcome: RunOutcome, cost: CostBreakdown | None, console: Console) -> None:

@@ -48,10 +48,6 @@ class GroupError(UnsupportedError):
     """Processes that should work together do not."""
 
 
-class WorkerDied(GroupError):  # noqa: N818
-    """A process ended without an answer."""
-
-
 def choose_device(kind: str, local_rank: int) -> torch.device:
     """Return the device of this rank, and make it the current one.
 
@@ -222,32 +218,30 @@ class Workers(AbstractContextManager["Workers"]):
             if any(answer.exception() for answer in done):
                 done |= wait(running, GRACE_S).done
                 raise self._most_telling(
-                    [(answers.index(answer), answer.exception()) for answer in done]
+                    {rank: one.exception() for rank, one in enumerate(answers) if one in done}
                 )
             return [answer.result() for answer in answers]
         except BaseException:
             self.close()
             raise
 
-    def _most_telling(self, found: list[tuple[int, BaseException | None]]) -> BaseException:
+    def _most_telling(self, found: dict[int, BaseException | None]) -> BaseException:
         """Choose an error: a death explains the rest; then what a rank did wrong; then lost connections."""
-        known = [(rank, error) for rank, error in found if error is not None]
-        errors = [
-            (rank, self._death(rank) if isinstance(e, BrokenProcessPool) else e)
-            for rank, e in known
-        ]
-        order = [
-            (not isinstance(e, WorkerDied), isinstance(e, GroupError), rank) for rank, e in errors
-        ]
-        return errors[order.index(min(order))][1]
+        errors = []
+        for rank, error in found.items():
+            if isinstance(error, BrokenProcessPool):
+                return self._death(rank)
+            if error is not None:
+                errors.append(error)
+        return min(errors, key=lambda error: isinstance(error, GroupError))
 
-    def _death(self, rank: int) -> WorkerDied:
+    def _death(self, rank: int) -> GroupError:
         self._pools[
             rank
         ].shutdown()  # its own thread asks for the exit status, which can be read once
         code = self._processes[rank].exitcode or 0
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        return WorkerDied(
+        return GroupError(
             f"rank {rank} died ({how}); the other ranks were stopped. Try again, with a smaller model or "
             "batch if memory ran out."
         )

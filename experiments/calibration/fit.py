@@ -117,16 +117,12 @@ def _values_and_slopes(
     return leaves, torch.stack(slopes)
 
 
-Fit = tuple[Tensor, Residuals]
-"""Latent numbers, and the residuals there."""
-
-
 def fit(
     cases: Sequence[MeasuredCase],
     parameters: Parameters,
     start: Tensor | None = None,
     steps: int = STEPS,
-) -> Fit:
+) -> tuple[Tensor, Residuals]:
     """Find the latent numbers that fit the runs best, and the residuals there; print every step.
 
     Dense runs are fitted first, then mixtures by the figures of experts alone: what releases of their

@@ -202,6 +202,10 @@ class HeldOut:
         return TOTALS[self.mixture]
 
 
+HeldOutByKind = Mapping[str, Sequence[HeldOut]]
+"""Left-out figures by the kind of fold."""
+
+
 def folds(cases: Sequence[MeasuredCase], kind: str) -> dict[str, set[int]]:
     """Group the indices of runs by fold."""
     members: dict[str, set[int]] = defaultdict(set)
@@ -259,9 +263,7 @@ def fold_errors(held: Sequence[HeldOut]) -> dict[str, ErrorSummary]:
     return {name: summarise(ratios[name]) for name in order}
 
 
-def width_of(
-    held_out: Mapping[str, Sequence[HeldOut]], widenings: Sequence[float] = WIDENINGS
-) -> Width:
+def width_of(held_out: HeldOutByKind, widenings: Sequence[float] = WIDENINGS) -> Width:
     """Find the width whose 80 % intervals come closest to holding 80 % of the runs of every kind of fold.
 
     A fold weighs as much as the root of the number of its runs; of equal widths the narrowest counts.
@@ -282,7 +284,7 @@ def width_of(
     return min((Width(own, widening) for widening in widenings for own in OWN_SPREADS), key=misfit)
 
 
-def widths_of(held_out: Mapping[str, Sequence[HeldOut]], part: str) -> tuple[Width, Width]:
+def widths_of(held_out: HeldOutByKind, part: str) -> tuple[Width, Width]:
     """Find the widths of a figure of dense models and of mixtures, whose parameters are widened alike."""
     told = {kind: held for kind, held in held_out.items() if kind in ASKED_NEXT[part]} or held_out
     both = (
@@ -294,9 +296,7 @@ def widths_of(held_out: Mapping[str, Sequence[HeldOut]], part: str) -> tuple[Wid
     return found, width_of(mixtures, [found.widening]) if any(mixtures.values()) else found
 
 
-def standardized(
-    held_out: Mapping[str, Sequence[HeldOut]], kind: str, part: str
-) -> dict[str, Floats]:
+def standardized(held_out: HeldOutByKind, kind: str, part: str) -> dict[str, Floats]:
     """Divide the errors of left-out figures by the widths that the other folds give, by `TOTALS`.
 
     Returns:

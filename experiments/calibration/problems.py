@@ -6,8 +6,6 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from darts_parallel.config import (
     ClusterConfig,
     Config,
@@ -18,6 +16,8 @@ from darts_parallel.config import (
     TrainingConfig,
     group_file,
     load_config,
+    read_typed,
+    read_yaml,
 )
 from darts_parallel.errors import DartsParallelError
 from darts_parallel.plans import LayerStrategy, Plan, check_plan
@@ -84,10 +84,7 @@ def base_config() -> Config:
 @lru_cache(maxsize=64)
 def device_config(name: str) -> DeviceConfig:
     """Load the shipped device of a name."""
-    values = OmegaConf.load(group_file("device", name))
-    device = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(DeviceConfig), values))
-    assert isinstance(device, DeviceConfig)
-    return device
+    return read_typed(DeviceConfig, read_yaml(group_file("device", name)))
 
 
 def _cluster(run: MeasuredRun) -> ClusterConfig:

@@ -2,7 +2,7 @@
 
 import csv
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -27,6 +27,7 @@ from experiments.calibration.folds import (
     TRIALS,
     Floats,
     HeldOut,
+    HeldOutByKind,
     JobRanking,
     constant_mfu,
     fold_errors,
@@ -60,6 +61,8 @@ SWITCHES = (
 """Columns of a run that are keys of `training` and change its seconds or bytes."""
 FIGURES = {"seconds": ("iteration_s", 1.0), "memory": ("memory_gb", 2.0**-30)}
 """Name and unit of a figure in tables and pictures: seconds, GiB."""
+Rows = Sequence[tuple[str, ...]]
+"""Cells of a table, row by row."""
 RIVALS = Path(__file__).parents[1] / "data" / "rivals.csv"
 """Seconds that other programs predict for the shipped runs."""
 NOMINAL = (0.5, 0.8, 0.9, 0.95)
@@ -113,7 +116,7 @@ def predict_runs(runs: Sequence[MeasuredRun], parameters: Calibrated) -> list[Ro
     return outcomes
 
 
-def error_rows(outcomes: Sequence[RowOutcome]) -> list[tuple[str, ...]]:
+def error_rows(outcomes: Sequence[RowOutcome]) -> Rows:
     """Write one line a file, and one of all: rows, seconds errors, memory errors."""
     files: dict[str, list[RowOutcome]] = defaultdict(list)
     for outcome in outcomes:
@@ -133,7 +136,7 @@ def mean_regrets(jobs: Sequence[JobRanking]) -> dict[tuple[str, int], float]:
     return {column: 100 * mean([job.regret[column] for job in jobs]) for column in COLUMNS}
 
 
-def ranking_rows(jobs: Sequence[JobRanking]) -> list[tuple[str, ...]]:
+def ranking_rows(jobs: Sequence[JobRanking]) -> Rows:
     """Write one line a job and one of means: plans, Spearman, regrets of one and of three trials by order."""
     lines = [(job.name, job.plans, [job]) for job in jobs]
     if jobs:
@@ -149,7 +152,7 @@ def ranking_rows(jobs: Sequence[JobRanking]) -> list[tuple[str, ...]]:
     ]
 
 
-def held_out_lines(kind: str, held_out: Mapping[str, Sequence[HeldOut]]) -> list[str]:
+def held_out_lines(kind: str, held_out: HeldOutByKind) -> list[str]:
     """Write what a kind of fold says of the order of plans, and its table: every fold, then all."""
     rows: list[tuple[str, ...]] = []
     held = held_out[kind]
@@ -188,7 +191,7 @@ def held_out_lines(kind: str, held_out: Mapping[str, Sequence[HeldOut]]) -> list
     return titled_table(f"Held out by {kind}. {summary}", header, rows)
 
 
-def titled_table(title: str, header: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list[str]:
+def titled_table(title: str, header: Sequence[str], rows: Rows) -> list[str]:
     """Write a sentence and the table that it introduces."""
     return [title, "", *markdown_table(header, rows, (0, 1))]
 
@@ -210,7 +213,7 @@ def switch_lines(cases: Sequence[MeasuredCase]) -> list[str]:
     return titled_table("Switches of the runs.", header, rows)
 
 
-def coverage_lines(held_out: Mapping[str, Sequence[HeldOut]]) -> list[str]:
+def coverage_lines(held_out: HeldOutByKind) -> list[str]:
     """Write which share of the left-out runs intervals hold, and is below bounds, of a nominal share.
 
     Memory below its bound of 80 %: of plans said to fit with 80 % on a device just so large, those that did.
@@ -235,7 +238,7 @@ def coverage_lines(held_out: Mapping[str, Sequence[HeldOut]]) -> list[str]:
     return titled_table(title, ("left out", "figure", "runs", *nominal), rows)
 
 
-def fit_lines(held_out: Mapping[str, Sequence[HeldOut]]) -> list[str]:
+def fit_lines(held_out: HeldOutByKind) -> list[str]:
     """Write how many runs are said to fit, of those that ran and of those that ended for want of memory."""
     rows = []
     for kind, held in held_out.items():

@@ -29,6 +29,7 @@ from experiments.data.runs import (
     write_runs,
 )
 from experiments.data.table import (
+    Entry,
     RowError,
     TableRow,
     first,
@@ -91,11 +92,8 @@ RATE = r"(\d+(?:\.\d+)?)\s*(?:gbit/s|gbps|gb/s|gb\b|g\b)"
 SLOW = 12.5
 """10^9 bytes/s out of a node up to which a network is Ethernet."""
 COUNT = r"(?<![\w.])(\d+)(?![\w.])(?!\s*-?\s*(?:gb|gib))|(?<![\w.])(\d+)(?=\s*[x\u00d7])|[x\u00d7]\s*(\d+)"
-NO_FIGURE = ("no seconds", "out of memory", "a relative figure")
-"""Beginnings of reasons why a row has no figure at all."""
-PRINTED_FIGURES = ("iteration_s", "memory_gb", "tokens_per_s_per_gpu")
-
-
+Fields = dict[str, Any]
+"""Fields of `MeasuredRun`."""
 PrintedLink = tuple[str, float]
 """A link of a node: the name whose fit it shares, and 10^9 bytes/s."""
 
@@ -119,16 +117,13 @@ def read_folder(path: str) -> tuple[list[MeasuredRun], list[tuple[str, str]]]:
 
 def normalized(row: TableRow, siblings: Sequence[TableRow]) -> MeasuredRun:
     """Complete a row of a file, whose rows are `siblings`, or keep the reason why it cannot be used."""
-    told: dict[str, Any] = {key: row.text(key) for key in ("model", "source", "gpu")}
+    told: Fields = {key: row.text(key) for key in ("model", "source", "gpu")}
     told |= {"file": row.file, "row": row.line, "note": _note(row)}
     told["mixture"] = not row.broken and _is_mixture(row)
     try:
         return MeasuredRun(**told, **_fields(row, siblings))
     except RowError as error:
-        reason = str(error)
-        printed = any(row.text(key) for key in PRINTED_FIGURES)
-        figures = printed and not reason.startswith(NO_FIGURE)
-        return MeasuredRun(**told, skipped=reason, has_figures=figures)
+        return MeasuredRun(**told, skipped=str(error))
 
 
 def _is_mixture(row: TableRow) -> bool:
@@ -145,7 +140,7 @@ def _note(row: TableRow) -> str:
     return "; ".join(told)
 
 
-def _fields(row: TableRow, siblings: Sequence[TableRow]) -> dict[str, Any]:
+def _fields(row: TableRow, siblings: Sequence[TableRow]) -> Fields:
     """Fill all other fields of a run."""
     if row.broken:
         raise RowError(row.broken)
@@ -175,7 +170,7 @@ def _fields(row: TableRow, siblings: Sequence[TableRow]) -> dict[str, Any]:
     return result | {"blocks": blocks}
 
 
-def _numbers(row: TableRow, framework: dict[str, Any]) -> dict[str, Any]:
+def _numbers(row: TableRow, framework: Entry) -> Fields:
     """Fill the framework, and the formats in which it computes and keeps numbers."""
     if row.says("other_adapters"):
         raise RowError(
@@ -186,7 +181,6 @@ def _numbers(row: TableRow, framework: dict[str, Any]) -> dict[str, Any]:
     bits = row.count("gradient_bits") or framework.get("gradient_bits")
     return {
         "framework": framework["name"],
-        "framework_family": framework["family"],
         "gradient_bits": bits,
         "cuda_graphs": _cuda_graphs(row, recorded),
         "fp8_dot_product_attention": attention,
@@ -208,12 +202,12 @@ def _cuda_graphs(row: TableRow, recorded: bool) -> str:
     return "full_iteration" if _stated(row, "cuda_graphs", recorded) else "none"
 
 
-def _switches(row: TableRow, framework: dict[str, Any]) -> dict[str, Any]:
+def _switches(row: TableRow, framework: Entry) -> Fields:
     """Fill the switches of the run: a cell of their name, else the table `switches`, else unknown.
 
     An entry of the table names versions, sources or devices, never a framework alone.
     """
-    known: dict[str, Any] = {}
+    known: Fields = {}
     origin: dict[str, str] = {}
     named = replace(row, cells=row.cells | {"framework": framework["name"]})
     lora = row.says("lora")
@@ -400,7 +394,7 @@ def _model(
     row: TableRow,
     siblings: Sequence[TableRow],
     sizes: Sizes | None,
-    framework: dict[str, Any],
+    framework: Entry,
 ) -> Sizes:
     """Fill the sizes of a dense model, and those of a mixture that its cells show."""
     family = _family(row, sizes)
@@ -471,7 +465,7 @@ def _product(row: TableRow, *keys: str) -> int:
     return prod(row.count(key) or 1 for key in keys)
 
 
-def _mixture(row: TableRow, sizes: Sizes, tp: int) -> dict[str, Any]:
+def _mixture(row: TableRow, sizes: Sizes, tp: int) -> Fields:
     """Fill the fields of a mixture."""
     ep = row.count("ep") or 1
     usual = tp if row.says("grok") or row.says("folding") else 1
@@ -494,7 +488,7 @@ def _mixture(row: TableRow, sizes: Sizes, tp: int) -> dict[str, Any]:
 # --- plans
 
 
-def _degrees(row: TableRow) -> dict[str, int]:
+def _degrees(row: TableRow) -> Fields:
     """Find the degrees dp, tp, pp, cp that multiply to the GPUs."""
     tp, pp, cp = (row.count(key) or 1 for key in ("tp", "pp", "cp"))
     dp = row.count("dp")
@@ -512,7 +506,7 @@ def _degrees(row: TableRow) -> dict[str, int]:
     return degrees
 
 
-def _batch(row: TableRow, framework: dict[str, Any], degrees: dict[str, int]) -> dict[str, int]:
+def _batch(row: TableRow, framework: Entry, degrees: Fields) -> Fields:
     """Find the number of micro-batches and the global batch."""
     dp = degrees["dp"]
     pp = degrees["pp"]
@@ -547,7 +541,7 @@ def _global_batch(row: TableRow, dp: int, micro: int | None, count: int | None) 
     return batch
 
 
-def _zero(row: TableRow, ranks: int) -> dict[str, int]:
+def _zero(row: TableRow, ranks: int) -> Fields:
     """Find the ZeRO stage, and the ranks that share a state (0: all of them).
 
     Args:
@@ -654,7 +648,7 @@ def _printed_stages(row: TableRow, layers: int, pp: int) -> list[int] | None:
 # --- hardware and figures
 
 
-def _hardware(row: TableRow, gpus: int, gpus_per_node: int) -> dict[str, Any]:
+def _hardware(row: TableRow, gpus: int, gpus_per_node: int) -> Fields:
     """Fill the fields of a run's hardware; ranks follow the kinds of nodes in their order.
 
     "12 V100 + 4 T4" counts GPUs, "3 nodes of 4 V100 and 1 node of 4 T4" nodes: whichever adds up to the run's
@@ -711,7 +705,7 @@ class CountedGpu(NamedTuple):
     """A number of GPUs, or of nodes with them, and the entry of `words.yaml`."""
 
     number: int
-    gpu: dict[str, Any]
+    gpu: Entry
 
 
 def _counted_gpus(text: str) -> list[CountedGpu]:
@@ -732,12 +726,12 @@ def _kind_of(
     gpus_per_node: int,
 ) -> NodeKind:
     gpu = entry.gpu
-    inside = _instance(row, gpu).get("inside", gpu["inside"])
+    inside = (gpu | _instance(row, gpu))["inside"]
     network = _network(row, gpus_per_node, gpu, several=True)
     return NodeKind(entry.number // size, gpu["device"], gpu["link"], inside, *network)
 
 
-def _instance(row: TableRow, gpu: dict[str, Any]) -> dict[str, Any]:
+def _instance(row: TableRow, gpu: Entry) -> Entry:
     """Find the network of the cloud instance that a row names for a kind of node; empty where none."""
     named = re.search(gpu.get("instance", "$^"), row.words("gpu", "notes", "source"))
     return (first("networks", named[0]) if named else None) or {}
@@ -746,7 +740,7 @@ def _instance(row: TableRow, gpu: dict[str, Any]) -> dict[str, Any]:
 def _network(
     row: TableRow,
     gpus_per_node: int,
-    gpu: dict[str, Any],
+    gpu: Entry,
     several: bool = False,
 ) -> PrintedLink:
     """Find the link out of a node: its instance's where nodes are of `several` kinds.
@@ -787,7 +781,7 @@ def _measured(
     batch: int,
     seq_len: int,
     gpus: int,
-) -> dict[str, Any]:
+) -> Fields:
     """Read the seconds of an iteration and the GiB; at least one of them is there."""
     flagged = re.search(r"anomalous|suspicious", row.words("notes"))
     if flagged:
@@ -799,13 +793,13 @@ def _measured(
     if memory is not None and row.says("decimal"):
         memory = memory * 1e9 / 2.0**30
     seconds = _iteration_seconds(row, batch, seq_len * batch / gpus)
-    result: dict[str, Any] = {"iteration_s": seconds, "memory_GiB": memory}
+    result: Fields = {"iteration_s": seconds, "memory_GiB": memory}
     if row.says("allocated"):
         result["memory_metric"] = runs.ALLOCATED
     if seconds is None and memory is None:
         if not row.says("out_of_memory"):
             raise RowError("no seconds or memory measured")
-        result |= {"out_of_memory": True, "has_figures": False}
+        result["out_of_memory"] = True
     return result
 
 

@@ -40,11 +40,9 @@ class MeasuredRun:
     note: str = ""
     """Cells that the source does not print, and where the seconds come from."""
     skipped: str = ""
-    """Reason why it cannot be used; then all below but the next four may be defaults."""
+    """Reason why it cannot be used; then all below but the next two may be defaults."""
     mixture: bool = False
     """Whether the model has experts."""
-    has_figures: bool = True
-    """Whether seconds or bytes were measured."""
     gpu: str = ""
     """As printed."""
     printed_precision: str = ""
@@ -65,7 +63,6 @@ class MeasuredRun:
     """10^9 bytes/s one way of a node."""
 
     framework: str = "default"
-    framework_family: str = "default"
     gradient_bits: int | None = None
     """Bits of a gradient on the wire; None: as it is accumulated."""
 

@@ -22,6 +22,10 @@ MAX_LINES = 20
 """Lines of one record: a quote open for longer is taken for a mistake on its first line."""
 
 
+Entry = dict[str, Any]
+"""An entry of a table of `words.yaml`."""
+
+
 class RowError(DartsParallelError):
     """A row that cannot be used; the message is the reason."""
 
@@ -33,12 +37,12 @@ def word_tables() -> dict[str, Any]:
     return found
 
 
-def first(table: str, text: str) -> dict[str, Any] | None:
+def first(table: str, text: str) -> Entry | None:
     """Return the first entry of a table whose words are in a text."""
     return next((entry for entry in word_tables()[table] if re.search(entry["words"], text)), None)
 
 
-def frameworks() -> dict[str, dict[str, Any]]:
+def frameworks() -> dict[str, Entry]:
     """Return the known training frameworks by name, the common one last; `words.yaml` says what they hold."""
     return {entry["name"]: entry for entry in word_tables()["frameworks"]}
 
@@ -220,7 +224,7 @@ def usual(
     return min(found, key=lambda value: (-found[value], value)) if found else None
 
 
-def framework_of(row: TableRow) -> dict[str, Any]:
+def framework_of(row: TableRow) -> Entry:
     """Return the framework that a row's words name, else the common one."""
     found = first("frameworks", row.words("source", "model", "notes", "zero")) or {}
     instead = "instead" in found and re.search(found["where_gpu"], row.words("gpu"))
