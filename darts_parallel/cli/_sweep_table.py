@@ -68,7 +68,7 @@ def read_job(folder: Path) -> Job:
 def write_sweep(config: DictConfig) -> None:
     """Read all jobs; print their table and write `results.csv` and `results.md`."""
     folder = Path(config.hydra.sweep.dir)
-    folders = [path.parent for path in sorted(folder.glob(f"*/{OVERRIDES}"))]
+    folders = sorted((path.parent for path in folder.glob(f"*/{OVERRIDES}")), key=_place)
     jobs = [read_job(own) for own in folders]
     if all(job[SECONDS] is None for job in jobs):
         for own in folders:
@@ -94,6 +94,11 @@ def write_sweep(config: DictConfig) -> None:
         files.append(f"curves: tensorboard --logdir {folder}")
     for line in files:
         print_line(console, line)
+
+
+def _place(folder: Path) -> tuple[int, str]:
+    """Return what jobs are sorted by: the number before the first comma, in which 10 follows 9."""
+    return len(folder.name.partition(",")[0]), folder.name
 
 
 def swept_keys(jobs: Sequence[Job]) -> list[str]:

@@ -165,7 +165,7 @@ def _answer(given: Sequence[str], began: float) -> None:
 def _print_whatever_comes() -> None:
     """Print `?` for signs that the encoding of standard output (cp1252, ascii) lacks."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+        if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 

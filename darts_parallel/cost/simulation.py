@@ -318,9 +318,7 @@ class Criticalities:
         with torch.enable_grad():
             copied = PassSeconds(*leaves[:4])
             total, _ = simulated_seconds(copied, leaves[4], counts, model)
-        gradients = torch.autograd.grad(
-            total.sum(), leaves, allow_unused=True, materialize_grads=True
-        )
+        gradients = torch.autograd.grad(total.sum(), leaves, materialize_grads=True)
         return Criticalities(gradients)
 
     def seconds(self, passes: PassSeconds, sync: Tensor) -> Tensor:

@@ -124,10 +124,7 @@ class _Remedies:
     def pins(self) -> list[str]:
         """Return the settings of the space that are in the way, if no plan fits because of them."""
         space = self.problem.config.space
-        pins = []
-        for name, value in FREE.items():
-            if getattr(space, name) != value:
-                pins.append(f"space.{name}")
+        pins = [f"space.{name}" for name, value in FREE.items() if getattr(space, name) != value]
         if pins and self.changed(**FREE).excess <= 0:
             return [f"freeing {', '.join(pins)}"]
         return []
@@ -150,7 +147,8 @@ class _Remedies:
             larger = replace(self.problem.cluster, groups=(more, *others))
             with suppress(DartsParallelError):
                 if self.changed(larger).excess <= 0:
-                    return [f"{more.count} nodes instead of {first.count}"]
+                    group = f" of {first.device.name}" if others else ""
+                    return [f"{more.count} nodes{group} instead of {first.count}"]
         return []
 
 
@@ -167,10 +165,10 @@ def _with_memory(cluster: Cluster, wanted: dict[str, float]) -> Cluster:
 
 def _memory_overrides(wanted: dict[str, float]) -> str:
     """Write the memory of devices, in GiB by name, as overrides."""
-    texts = []
-    for name, size in wanted.items():
-        texts.append(f"cluster.devices.{name}.memory_GiB={size:.{_digits(size)}f}")
-    return " and ".join(texts)
+    return " and ".join(
+        f"cluster.devices.{name}.memory_GiB={size:.{_digits(size)}f}"
+        for name, size in wanted.items()
+    )
 
 
 def _digits(size: float) -> int:

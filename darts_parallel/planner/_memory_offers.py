@@ -17,7 +17,7 @@ SECONDS = 3.0
 """Wall-clock seconds of all searches together."""
 LORA_RANK = 16
 TRAINER = "trainer"
-MORE_NODES = re.compile(r"\b(\d+) nodes instead of \d+")
+MORE_NODES = re.compile(r"\b(\d+) nodes( of \S+)? instead of \d+")
 
 
 def with_offers(sentence: str, problem: Problem, find: Callable[[Problem], Planned]) -> str:

@@ -18,6 +18,7 @@ from darts_parallel.config import OFFLOADS
 from darts_parallel.cost import (
     HardPlans,
     build_tables,
+    evaluate,
     evaluate_batch,
     float_tensor,
     hard_plan,
@@ -26,6 +27,7 @@ from darts_parallel.cost import (
 )
 from darts_parallel.errors import DartsParallelError
 from darts_parallel.gradient import polish
+from darts_parallel.planner.memory_chance import tightened
 from darts_parallel.plans import OuterSpace, Plan, outer_spaces, plan_space
 from darts_parallel.problem import Cluster, Device, Link, NodeGroup, Problem
 
@@ -75,14 +77,12 @@ def time_elasticities(plan: Plan, problem: Problem) -> dict[str, float]:
     changed = replace(problem, cluster=leaves.cluster(problem.cluster))
     seconds = hard_plan(plan, changed)[2].iteration_time[0]
     figures = leaves.figures
-    slopes = torch.autograd.grad(seconds, list(figures.values()), allow_unused=True)
+    slopes = torch.autograd.grad(seconds, list(figures.values()), materialize_grads=True)
     total = float(seconds.detach())
-    result = {}
-    for (name, value), slope in zip(figures.items(), slopes, strict=True):
-        result[name] = 0.0
-        if slope is not None:
-            result[name] = float(slope * value.detach()) / total
-    return result
+    return {
+        name: float(slope * value.detach()) / total
+        for (name, value), slope in zip(figures.items(), slopes, strict=True)
+    }
 
 
 def offload_slopes(plan: Plan, problem: Problem) -> list[dict[str, dict[str, float]]]:
@@ -166,30 +166,28 @@ def _worth_of_memory(plan: Plan, problem: Problem) -> float | None:
     None where the plan does not fit, where moves would be simulated through too many passes, and
     where there are more than `MOST_LAYERS`.
     The moves keep the pipeline configuration but the number of micro-batches. They are tried with
-    the present memory first, so that only what memory buys is counted.
+    the present memory first, so that only what memory buys is counted. They leave as much memory
+    free as `space.out_of_memory` asks for, or the plan's own share if it leaves less.
     """
-    if len(plan.layers) > MOST_LAYERS:
+    problem = problem.leaving_free(0.0)
+    cost = evaluate(plan, problem)
+    if not cost.feasible or len(plan.layers) > MOST_LAYERS:
         return None
+    free = 1.0 - max(cost.fullness) / (1.0 - problem.margin)
+    problem = problem.leaving_free(min(tightened(problem).headroom, free))
     space = _useful_space(plan, problem)
     (table,) = build_tables(problem, [space])
     if table.pipeline.simulated and table.num_stages * plan.num_micro_batches > MOST_SIMULATED:
         return None
     outer = space.num_micro_batches.index(plan.num_micro_batches)
-    index = {choice: number for number, choice in enumerate(table.choices)}
-    choices = [index[layer] for layer in plan.layers]
+    choices = [table.choices.index(layer) for layer in plan.layers]
     best = HardPlans.one(outer, choices, plan.boundaries[:-1])
-    if not bool(evaluate_batch(table, best).feasible[0]):
-        return None
     kind = problem.config.space.kind
-    larger = problem.cluster.with_devices(_with_step_of_memory)
+    larger = problem.cluster.with_devices(lambda own: replace(own, memory=own.memory * STEP))
     best, before, _ = polish(table, best, kind)
     roomy = with_memory(table, larger, problem.margin)
     _, after, _ = polish(roomy, best, kind)
     return log(after / before) / log(STEP)
-
-
-def _with_step_of_memory(device: Device) -> Device:
-    return replace(device, memory=device.memory * STEP)
 
 
 def _useful_space(plan: Plan, problem: Problem) -> OuterSpace:

@@ -20,7 +20,7 @@ from darts_parallel.problem import Cluster, Model
 USUALLY_ONE = ("virtual_stages", "cp")
 MOST_NODE_CHANGES = 64
 """Nodes more or fewer that an advice looks at."""
-UNLIKE = ", whose GPUs are alike: data and tensor parallelism over unlike GPUs are not searched"
+UNLIKE = ", whose nodes are alike: data and tensor parallelism over unlike nodes are not searched"
 Pins = dict[str, tuple[int, ...]]
 """Values that the user allows, by key of `Combination`."""
 

@@ -186,12 +186,15 @@ def _check_strategy(
             f"plan: {name} has tp={strategy.tp}, which must divide the heads, the KV heads and the GPUs "
             f"of a node (or consist of whole nodes); try {near}."
         )
-    if batch % (strategy.dp * plan.num_micro_batches):
-        counts = [m for m in divisors(batch) if batch % (m * strategy.dp) == 0]
-        near = closest(plan.num_micro_batches, counts or [1])
+    step = strategy.dp * plan.num_micro_batches
+    if batch % step:
+        near = f"training.global_batch_size={step * max(round(batch / step), 1)}"
+        if batch % strategy.dp == 0:
+            count = closest(plan.num_micro_batches, divisors(batch // strategy.dp))
+            near = f"num_micro_batches={count}"
         raise PlanError(
             f"plan: dp({strategy.dp}) * num_micro_batches({plan.num_micro_batches}) of {name} must divide "
-            f"training.global_batch_size={batch}; closest valid num_micro_batches: {near}."
+            f"training.global_batch_size={batch}; try {near}."
         )
 
 

@@ -206,11 +206,9 @@ class NodeGroup:
         gpus = config.nvlink_domain_gpus or domain_gpus or 1
         nodes = domain_nodes(config.count, gpus // config.gpus)
         link = Link.from_config(config.intra_node)
+        outside = Link.from_config(config.inter_node) if config.inter_node else None
         price = config.price_per_hour_usd
-        group = NodeGroup(config.count, config.gpus, device, link, price, domain_nodes=nodes)
-        if config.inter_node is None:
-            return group
-        return replace(group, inter_node=Link.from_config(config.inter_node))
+        return NodeGroup(config.count, config.gpus, device, link, price, outside, nodes)
 
     @property
     def node(self) -> tuple[int, Device, Link, Link | None, int]:

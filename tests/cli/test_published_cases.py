@@ -130,4 +130,4 @@ def test_a_cluster_of_unlike_gpus_says_what_is_not_searched(command: Command) ->
     """Case 24: batches of unlike sizes on unlike GPUs, or their common ZeRO-3."""
     outcome = command("model=toy", "cluster=toy_mixed", "space.pp=1", *FEW)
     assert outcome.status == 2
-    assert "data and tensor parallelism over unlike GPUs are not searched" in outcome.err
+    assert "data and tensor parallelism over unlike nodes are not searched" in outcome.err

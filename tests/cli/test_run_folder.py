@@ -124,11 +124,12 @@ def test_a_folder_that_the_user_names_is_written_again_and_stays_where_a_run_is_
     assert [path.name for path in command.folder.iterdir()] == ["mine"]
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the second one in LC_ALL=C
 def test_a_terminal_of_few_signs_gets_the_report_with_question_marks(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, errors: str
 ) -> None:
     raw = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii", errors="strict"))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii", errors=errors))
     cli._print_whatever_comes()
     print("dp 4 · tp 2", flush=True)
     assert raw.getvalue() == b"dp 4 ? tp 2\n"

@@ -108,6 +108,20 @@ def test_values_of_keys_are_printed_whole(
     assert "[none,full]  1 " in out, "\n" + out
 
 
+def test_the_eleventh_job_follows_the_tenth(tmp_path: Path) -> None:
+    plan = {"layers": [{"dp": 8, "tp": 1}], "predicted": {"iteration_time_s": 1.0}, "search": None}
+    plan |= {"pp": 2, "cp": 1, "parallelism": {"micro_batch_size": 1}}
+    for number in range(12):
+        folder = tmp_path / f"{number},search.seed={number}"
+        folder.mkdir()
+        (folder / "overrides.json").write_text(json.dumps([f"search.num_steps={number}"]))
+        (folder / "plan.json").write_text(json.dumps(plan))
+    hydra = {"sweep": {"dir": str(tmp_path)}}
+    write_sweep(OmegaConf.create({"hydra": hydra, "output": {"tensorboard": False}}))
+    lines = (tmp_path / "results.csv").read_text().splitlines()[1:]
+    assert [int(line.split(",")[0]) for line in lines] == list(range(12))
+
+
 def test_tokens_of_a_sweep_are_those_that_failures_leave(command: Command) -> None:
     failing = ["cluster.checkpoint_GBps=0.01", "cluster.mtbf_hours_per_gpu=100,1000"]
     outcome = command(*TOY, *QUIET, "search=exact", "--multirun", *failing)

@@ -10,6 +10,7 @@ from rich.console import Console
 from darts_parallel.cli._job import Job
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.planner.elasticities import sensitivity, time_elasticities
+from darts_parallel.planner.memory_chance import tightened
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import load_problem
 from darts_parallel.report.outcome import Outcome
@@ -71,6 +72,20 @@ def test_memory_is_worth_something_only_where_it_binds() -> None:
     assert sensitivity(plan, loose)["memory"] == 0.0
     small = load_problem([*TOY, f"cluster.devices.toy.memory_GiB={0.999 * need}"])
     assert "memory" not in sensitivity(plan, small)
+
+
+def test_memory_is_worth_as_much_to_a_plan_of_a_file_as_to_the_search_that_found_it() -> None:
+    plan = Plan(4, (0, 3, LAYERS), (LayerStrategy(1, 4, 0, "full"),) * LAYERS)
+    reserve = "cluster.devices.toy.reserved_GiB=0.001"
+    need = max(evaluate(plan, load_problem([*TOY, reserve])).memory_bytes) / 2**30
+    pins = ["space.pp=2", "space.tp=1", "space.zero_stage=0"]
+    read = load_problem([*TOY, *pins, reserve, f"cluster.devices.toy.memory_GiB={need / 0.8}"])
+    searched = tightened(read)
+    assert 0.0 < searched.headroom < 0.2
+    worth = sensitivity(plan, read)["memory"]
+    assert worth == sensitivity(plan, searched)["memory"] < -0.01
+    fuller = load_problem([*TOY, *pins, reserve, f"cluster.devices.toy.memory_GiB={1.001 * need}"])
+    assert sensitivity(plan, fuller)["memory"] < 0.0  # it leaves less free than the search would
 
 
 def test_memory_beside_a_margin_is_worth_what_as_much_less_memory_is_worth() -> None:

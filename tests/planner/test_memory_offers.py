@@ -59,6 +59,11 @@ def test_every_offer_has_the_seconds_and_the_chance_of_its_command(job: tuple[st
         assert found.out_of_memory == pytest.approx(1 - float(fits) / 100, abs=0.02)
 
 
+def test_more_nodes_of_unlike_ones_are_named_by_their_gpu() -> None:
+    said = refused("model=llama2_70b", "cluster=a10_a100_mixed")
+    assert re.search(r"\d+ nodes of a100_40 instead of 1 \(", said)
+
+
 def test_an_offer_without_a_search_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("darts_parallel.planner._memory_offers.SECONDS", 0.0)
     assert "training.lora_rank=16 (not searched)" in refused()

@@ -129,7 +129,8 @@ def changed(**fields: Any) -> Plan:
     [
         (changed(tp=3), r"tp\(3\) \* dp\(2\) = 6"),
         (changed(dp=4), r"tp\(2\) \* dp\(4\) = 8, but a stage has 4 GPUs; try dp=2"),
-        (changed(num_micro_batches=3), "closest valid num_micro_batches: "),
+        (changed(num_micro_batches=3), "=16; try num_micro_batches=2"),
+        (Plan(3, (0, LAYERS), (LayerStrategy(1, 8, 1),) * LAYERS), "=16; try num_micro_batches=2"),
         (Plan(1, (0, 5), plan_of().layers[:5]), "has 5 layers but model=toy has 7"),
         (Plan(1, (0, 6, LAYERS), plan_of().layers), "must stay with"),
         (Plan(1, (0, 2, 4, LAYERS), plan_of().layers), "pp=3 must divide the 8 GPUs; try 2"),
@@ -138,6 +139,13 @@ def changed(**fields: Any) -> Plan:
 def test_a_plan_of_another_problem_is_refused(toy_problem: Problem, plan: Plan, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         evaluate(plan, toy_problem)
+
+
+def test_a_batch_that_the_replicas_do_not_divide_is_changed_itself(toy_problem: Problem) -> None:
+    training = replace(toy_problem.config.training, global_batch_size=12)
+    odd = toy_problem.with_config(training=training)
+    with pytest.raises(PlanError, match=r"=12; try training\.global_batch_size=16\."):
+        evaluate(Plan(1, (0, LAYERS), (LayerStrategy(1, 8, 1),) * LAYERS), odd)
 
 
 @pytest.mark.parametrize(

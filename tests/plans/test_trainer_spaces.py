@@ -130,7 +130,7 @@ def test_torchtitans_selective_repeats_every_second_product() -> None:
 
 
 def test_unlike_gpus_are_only_searched_as_stages() -> None:
-    with pytest.raises(ConfigError, match="data and tensor parallelism over unlike GPUs are not"):
+    with pytest.raises(ConfigError, match="data and tensor parallelism over unlike nodes are not"):
         outer_spaces(load_problem(["model=toy", "cluster=toy_mixed", "space.pp=1"]))
 
 
