@@ -112,9 +112,11 @@ def test_the_default_problem_is_solved_and_its_plan_costs_what_was_claimed() -> 
 
 @pytest.mark.parametrize("columns", [1, 2, 3, 5])
 @pytest.mark.parametrize(("states", "paid"), [(1, 1), (3, 1), (3, 2)])
+@pytest.mark.parametrize("many", [0, 400], ids=["compiled", "not compiled"])
 def test_pareto_keeps_a_dominator_of_everything_it_drops(
-    columns: int, states: int, paid: int, monkeypatch: pytest.MonkeyPatch
+    columns: int, states: int, paid: int, many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("darts_parallel.exact._pareto.MANY", many)
     monkeypatch.setattr("darts_parallel.exact._pareto.CHUNK", 32)
     monkeypatch.setattr("darts_parallel.exact._pareto.WIDTH", 64)
     rng = np.random.default_rng(columns + 10 * states)
