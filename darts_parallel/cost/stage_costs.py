@@ -241,12 +241,7 @@ class SegmentSums:
         static = self._static[:, end] - self._static[:, first]
         activation = self._activation[:, end] - self._activation[:, first]
         kept = kept_bytes(static, activation, self.costs.in_flight[stage])
-        return kept + self._largest_working(first, end)
-
-    def _largest_working(self, first: int | Index, end: int | Index) -> Array:
-        if isinstance(first, int):
-            return self._working[first:end].max(axis=0)
-        return self._segment_working[first, end].T
+        return kept + self._segment_working[first, end].T
 
     @cached_property
     def _segment_working(self) -> Array:

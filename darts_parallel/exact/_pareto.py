@@ -53,8 +53,6 @@ def pareto(
     varying = np.flatnonzero((spread > slack) | pays)
     points = values[:, varying]
     slack = slack[varying]
-    if keys is None and len(varying) <= 2:
-        return _staircase(points, slack)
     scale = np.maximum(spread[varying], slack)
     scale[scale == 0.0] = 1.0
     total = (points - low[varying]) @ (1.0 / scale)
@@ -117,18 +115,6 @@ class _Rule:
                 value = value + extra
             result &= value <= self.points[worse, column] + slack
         return np.asarray(result.any(axis=0))
-
-
-def _staircase(points: Array, slack: Array) -> Index:
-    """Find the undominated rows of one or two columns, by sorting."""
-    if points.shape[1] == 1:
-        return np.array([points[:, 0].argmin()])
-    first, second = points.T
-    order = np.lexsort((second, first))
-    second = second[order]
-    least = np.minimum.accumulate(second)
-    best = np.concatenate([[np.inf], least[:-1]])
-    return order[second < best - slack[1]]
 
 
 def price_grids(value: Array, memory: Array, limit: int = MAX_PRICES) -> list[Array]:

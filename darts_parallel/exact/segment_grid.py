@@ -145,16 +145,6 @@ class SegmentGrid:
             np.minimum(fewest, needed, out=fewest)
         return fewest <= self._capacity[:, None]
 
-    @cached_property
-    def _possible(self) -> list[Index]:
-        """Distinct segments that a stage of each signature may hold and that fit its memory."""
-        held = np.zeros(self._fits.shape, dtype=bool)
-        stages = self.stages
-        signature = self.costs.stage_signatures[1][stages.stage]
-        segment = self.distinct.number[stages.first, stages.end]
-        held[signature, segment] = True
-        return [np.flatnonzero(row) for row in held & self._fits]
-
     def _priced(self, objective: Array) -> Array:
         """Return the best price bound of every distinct segment, `(S, U)`.
 
@@ -166,7 +156,8 @@ class SegmentGrid:
         end = self.distinct.end
         result = np.full(free.shape, np.inf)
         price_rows = price_grids(objective, self._memory)
-        for row, (prices, mine) in enumerate(zip(price_rows, self._possible, strict=True)):
+        for row, (prices, fits) in enumerate(zip(price_rows, self._fits, strict=True)):
+            mine = np.flatnonzero(fits)
             charged = prices[:, None, None] * self._memory[row].T
             layers = (objective[row].T + charged).min(axis=1)
             sums = prefix_sums(layers[:, self.costs.layer_class])

@@ -73,7 +73,7 @@ from darts_parallel.gradient.restarts import (
     KeptRestarts,
     RestartBatch,
 )
-from darts_parallel.gradient.rounding import repair, repair_stages
+from darts_parallel.gradient.rounding import repair_stages
 from darts_parallel.gradient.settling import (
     SETTLE_FROM,
     SETTLING_BETAS,
@@ -87,8 +87,6 @@ THIN_AT = (0.05, 0.15, 0.3, 0.5)
 """Shares of the steps after which the worse half of the restarts is dropped."""
 AVERAGED_FROM = 2 / 3
 """Share of the steps from which weights and stage boundaries are averaged."""
-UNFIT_PENALTY = 0.005
-"""Log-seconds by which a rounded plan that exchanges must make fit ranks behind its repaired seconds."""
 HARD_EVERY = 10
 """Steps between two roundings of all restarts. With 20 the raw plan of BERT in tight memory is
 17 % slower, and nothing is saved: polishing then takes longer."""
@@ -409,9 +407,8 @@ class GradientSearch:
         self._select([entry.kept for entry in chosen])
         for group, entry in zip(self.groups, chosen, strict=True):
             aims = [start.aim for start in entry.starts]
-            whole = [start.whole for start in entry.starts]
             shares = float_tensor(aims)
-            group.settle(entry.first_layers, shares, torch.tensor(whole))
+            group.settle(entry.first_layers, shares)
         self.optimizer = self._new_optimizer()
         self.optimizer.betas = SETTLING_BETAS
 
@@ -471,20 +468,10 @@ class GradientSearch:
                 group.remember(group.relax(self.schedules(), None), 1)
             plans = group.average_plans()
             found = merits(self.pool.tables[group.table_index], plans)
-            if group.aims is not None:
-                found = self._exchanged_merits(group.table_index, plans, found)
             row = int(found.argmin())
             ranked.append((float(found[row]), group.table_index, plans[row : row + 1]))
         _, index, plan = min(ranked, key=itemgetter(0))
         return index, plan
-
-    def _exchanged_merits(self, index: int, plans: HardPlans, found: Tensor) -> Tensor:
-        """Rank plans that do not fit by the plans that exchanges make of them, `(B,)`."""
-        table = self.pool.tables[index]
-        exchanged, cost = repair(table, plans, float("inf"))
-        better = merits(table, exchanged) + UNFIT_PENALTY
-        better = torch.minimum(found, better)
-        return torch.where(cost.feasible, better, found)
 
     def result(self, fitted: PricedPlan, records: list[StepRecord]) -> SearchResult:
         """Describe the search that has ended.

@@ -36,14 +36,12 @@ class RelaxedPlans:
 
     `choices` (O, R, L, C): weights of every layer's strategies, summing to 1; `stages` (O, R, L, K):
     weights of every layer's stage, summing to 1; `fractions` (O, R, pp, 2): shares of activations and of
-    optimizer state in host memory, None where the table's plans do not offload; `peers` (O, R, L): equal
-    layers in the stage of every layer, 0 where working memory is an expected one, None everywhere.
+    optimizer state in host memory, None where the table's plans do not offload.
     """
 
     choices: Tensor
     stages: Tensor
     fractions: Tensor | None = None
-    peers: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -144,10 +142,6 @@ class Surrogate:
         sharpness: float | None,
     ) -> Tensor:
         """Return peak bytes of every device, `(O, R, pp)`, from the costs of stages and of layers."""
-        if weights.peers is not None:
-            present = self._present(weights.choices, weights.peers)
-            some = weights.peers.unsqueeze(-1) > 0
-            working = torch.where(some, present, working)
         if weights.fractions is not None:
             sent = weights.fractions[..., ACTIVATION].unsqueeze(-2)
             # the largest layer's activations are still on their way
@@ -155,15 +149,6 @@ class Surrogate:
         by_device = self.table.by_device(weights.stages) * working
         largest = smooth_max(by_device, sharpness, dim=-2)
         return self._kept_bytes(stage, weights.fractions) + largest
-
-    def _present(self, choices: Tensor, peers: Tensor) -> Tensor:
-        """Return the largest working bytes of the strategies that some equal layer has, `(O, R, L, 1)`.
-
-        A strategy of weight x is present among n equal layers with probability `1 - (1 - x) ** n`.
-        """
-        present = 1.0 - (1.0 - choices) ** peers.unsqueeze(-1)
-        working = present * self.table.working.unsqueeze(1)
-        return working.amax(-1, keepdim=True)
 
     def _own_seconds(
         self,

@@ -18,7 +18,7 @@ from darts_parallel.gradient.relaxation import (
     straight_through,
 )
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans, Surrogate, SurrogateCost
-from darts_parallel.gradient.rounding import harden, layer_kinds, round_counts, round_to_fit
+from darts_parallel.gradient.rounding import harden, round_counts, round_to_fit
 
 INITIAL_NOISE = 0.3
 """Standard deviation of the per-layer noise on the initial preference of a restart."""
@@ -37,7 +37,7 @@ MERIT_PENALTY = 2.0
 SIMULATE_EVERY = 5
 """Steps between simulations of all restarts; in between, seconds follow the last critical paths."""
 
-OF_RESTARTS = ("logits", "widths", "multipliers", "fraction_logits", "peers")
+OF_RESTARTS = ("logits", "widths", "multipliers", "fraction_logits")
 """Fields of a `RestartBatch` with a row for every restart."""
 
 
@@ -86,9 +86,6 @@ class RestartBatch:
     """Means of weights `(O, R, L, C)` and stage boundaries `(O, R, K - 1)` over the last steps."""
     aims: Tensor | None = None
     """Shares of the capacity that each restart aims at once its boundaries are whole, `(R, 1)`."""
-    peers: Tensor | None = None
-    """Equal layers in the stage of every layer once boundaries are whole, `(O, R, L)`; 0 in restarts
-    whose working memory is an expected one."""
     paths: PathMemory | None = field(init=False)
     """Critical paths of a simulated pipeline; None for the closed form."""
     units: Tensor = field(init=False)
@@ -150,13 +147,12 @@ class RestartBatch:
             found.append(self.widths)
         return found
 
-    def settle(self, first_layers: Tensor, aims: Tensor, whole: Tensor) -> None:
+    def settle(self, first_layers: Tensor, aims: Tensor) -> None:
         """Fix the stages of all restarts; logits begin again at the mean weights.
 
         Args:
             first_layers: Of every stage, `(O, R, K)`.
             aims: Share of the capacity that each restart aims at, `(R,)`.
-            whole: Whether a present strategy counts with all its working memory, bool `(R,)`.
         """
         assert self.averages is not None
         size = len(self.units)
@@ -168,16 +164,6 @@ class RestartBatch:
         self.aims = aims.unsqueeze(1)
         self.logits = self.averages[0].clamp(min=LEAST_WEIGHT).log().requires_grad_()
         self.averages = None
-        self.peers = self._count_peers(first_layers) * whole.unsqueeze(1)
-
-    def _count_peers(self, first_layers: Tensor) -> Tensor:
-        """Count the equal layers of every layer's stage, itself included, `(O, R, L)`."""
-        layers = torch.arange(self.table.num_layers)
-        begun = layers >= first_layers.unsqueeze(-1)
-        kinds = layer_kinds(self.table)
-        groups = begun.sum(-2) * (int(kinds.max()) + 1) + kinds
-        alike = groups.unsqueeze(-1) == groups.unsqueeze(-2)
-        return alike.sum(-1).double()
 
     @property
     def edges(self) -> Tensor:
@@ -202,7 +188,7 @@ class RestartBatch:
         if self.space_kind == "stagewise":
             rows = stages @ rows
         choices = rows.expand(-1, -1, table.num_layers, -1)
-        return RelaxedPlans(choices, stages, self._fractions(), self.peers)
+        return RelaxedPlans(choices, stages, self._fractions())
 
     def _fractions(self) -> Tensor | None:
         """Return shares in host memory; 0 of what the space does not offload."""

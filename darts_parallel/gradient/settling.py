@@ -32,19 +32,17 @@ class Start(NamedTuple):
     """Rounding of the boundaries that it takes; 0 is the best."""
     aim: float
     """Share of the capacity that its relaxed plan may fill: a rounded plan may need more."""
-    whole: bool
-    """Whether a strategy that some equal layer has counts with all its working memory."""
 
 
 STARTS = (
-    Start(0, 0.98, whole=True),
-    Start(0, 0.97, whole=False),
-    Start(0, 1.0, whole=True),
-    Start(1, 0.98, whole=True),
-    Start(0, 0.99, whole=False),
-    Start(2, 0.98, whole=True),
-    Start(0, 0.96, whole=False),
-    Start(1, 0.97, whole=False),
+    Start(0, 0.98),
+    Start(0, 0.97),
+    Start(0, 1.0),
+    Start(1, 0.98),
+    Start(0, 0.99),
+    Start(2, 0.98),
+    Start(0, 0.96),
+    Start(1, 0.97),
 )
 """Restarts of the last steps, of all pipeline configurations together, the most useful first."""
 

@@ -9,7 +9,6 @@ from darts_parallel.config import SearchConfig
 from darts_parallel.cost import CostTable, HardPlans, evaluate_batch
 from darts_parallel.gradient.descent import GradientSearch
 from darts_parallel.gradient.relaxation import stage_edges, stage_widths
-from darts_parallel.gradient.relaxed_cost import RelaxedPlans, Surrogate
 from darts_parallel.gradient.restarts import LEAST_WEIGHT
 from darts_parallel.gradient.rounding import layer_kinds, round_counts, round_to_fit
 from darts_parallel.gradient.settling import CONFIGURATIONS, STARTS, can_settle
@@ -65,37 +64,15 @@ def test_after_the_last_boundary_step_boundaries_are_whole_and_logits_alone_are_
     assert settled >= 4
 
 
-def test_no_strategy_begins_the_last_steps_without_weight_and_equal_layers_are_counted() -> None:
+def test_no_strategy_begins_the_last_steps_without_weight() -> None:
     search = settled_search(0)
     (group,) = search.groups[:1]
     assert group.aims is not None
     group.averages = (torch.softmax(8.0 * group.logits.detach(), -1), group.edges)
     first = torch.tensor([0, 4, 6]).repeat(*group.logits.shape[:2], 1)
-    whole = torch.arange(group.logits.shape[1]) % 2 == 0
-    group.settle(first, group.aims.squeeze(1), whole)
+    group.settle(first, group.aims.squeeze(1))
     weights = group.logits.detach().exp()
     assert float(weights.min()) >= LEAST_WEIGHT * (1 - 1e-12)
-    assert group.peers[0, 0].tolist() == [4, 4, 4, 4, 2, 2, 3, 3, 3]
-    assert group.peers[0, 1].tolist() == [0] * 9
-
-
-def test_working_memory_counts_strategies_that_some_equal_layer_has() -> None:
-    table = alike(random_table(1, pp=1, num_layers=4, num_choices=2, num_layouts=1, num_outer=1))
-    table = replace(table, static=0 * table.static, activation=0 * table.activation)
-    table = replace(table, working=torch.tensor([8.0, 1.0]).double().expand(1, 4, 2))
-    weights = torch.tensor([0.25, 0.75]).double().expand(1, 1, 4, 2)
-    stages = torch.ones(1, 1, 4, 1, dtype=torch.float64)
-    peers = torch.full((1, 1, 4), 4.0, dtype=torch.float64)
-    loose = Surrogate(table)(RelaxedPlans(weights, stages)).memory
-    close = Surrogate(table)(RelaxedPlans(weights, stages, None, peers)).memory
-    assert float(loose) == pytest.approx(0.25 * 8 + 0.75 * 1)
-    assert float(close) == pytest.approx((1 - 0.75**4) * 8)
-    assert float(Surrogate(table)(RelaxedPlans(weights, stages, None, 0 * peers)).memory) == float(
-        loose
-    )
-    # whole weights cost the same either way
-    hard = torch.tensor([1.0, 0.0]).double().expand(1, 1, 4, 2)
-    assert float(Surrogate(table)(RelaxedPlans(hard, stages, None, peers)).memory) == 8.0
 
 
 def test_rounding_to_fit_rounds_every_expected_count_up_or_down_and_fits_more_often() -> None:
