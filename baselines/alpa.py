@@ -208,8 +208,7 @@ def choose(
     if answer.x is None:
         return None
     weights = answer.x[:choices].reshape(count, num)
-    chosen: list[int] = weights.argmax(axis=1).tolist()
-    return chosen
+    return weights.argmax(axis=1).tolist()
 
 
 def _flows(

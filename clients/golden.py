@@ -81,8 +81,8 @@ def built(name: str) -> tuple[Problem, Plan]:
     model = MODELS[int(number) % len(MODELS)]
     while True:
         cluster = rng.choice(CLUSTERS)
-        job = [f"model={model}", f"training={model}", f"trainer={target}", *SPACE]
-        job.append(f"cluster={cluster}")
+        job = [f"model={model}", f"training={model}", f"trainer={target}", f"cluster={cluster}"]
+        job += SPACE
         if target == "megatron" and int(number) % 2:
             job.append("model.mtp_num_layers=1")
         with suppress(ConfigError, UnsupportedError):

@@ -79,15 +79,20 @@ def test_an_order_runs_as_one_process_does(
     count: int,
     tmp_path: Path,
 ) -> None:
-    job = ["model=llama3_8b", "training=llama3_8b", "cluster=h100_1x8", "trainer=torchtitan"]
-    job.append(f"model.num_layers={layers}")
-    job.append(f"space.pp={pp}")
-    job.append(f"cluster.nodes.0.gpus={pp}")
-    job.append(f"hydra.run.dir={tmp_path}")
-    job.append(f"training.global_batch_size={count}")
-    job.append(f"space.num_micro_batches={count}")
-    job.append("space.tp=1")
-    job.append("space.out_of_memory=0.5")
-    job.append("space.schedules=[1f1b,zero_bubble_v,searched]")
+    job = [
+        "model=llama3_8b",
+        "training=llama3_8b",
+        "cluster=h100_1x8",
+        "trainer=torchtitan",
+        f"model.num_layers={layers}",
+        f"space.pp={pp}",
+        f"cluster.nodes.0.gpus={pp}",
+        f"hydra.run.dir={tmp_path}",
+        f"training.global_batch_size={count}",
+        f"space.num_micro_batches={count}",
+        "space.tp=1",
+        "space.out_of_memory=0.5",
+        "space.schedules=[1f1b,zero_bubble_v,searched]",
+    ]
     subprocess.run([sys.executable, "-m", "darts_parallel", *job], check=True)
     torch.multiprocessing.spawn(rank_grads, (pp, str(tmp_path), layers, count), nprocs=pp)

@@ -223,8 +223,14 @@ def paired(runs: Sequence[Times]) -> str:
         count = f"{len(reached)} of {len(logs)}"
         row = [name, f"{median(seconds):.3f}", ratio, counts, count, f"{p_of_signs(logs):.3f}"]
         lines.append(row)
-    header = ["training", "median predicted time to target (s)", "time over found (95 %)"]
-    header += ["2 % later in", "reached", "p"]
+    header = [
+        "training",
+        "median predicted time to target (s)",
+        "time over found (95 %)",
+        "2 % later in",
+        "reached",
+        "p",
+    ]
     return "\n".join(markdown_table(header, lines))
 
 

@@ -196,17 +196,17 @@ def report(rows: Sequence[StageRow]) -> str:
     if closed:
         fits = [f"{name} {_fitting(closed, name)}" for name in LOOPS]
         lines = [(name, *_cells(closed, name)) for name in (*LOOPS, NO_DESCENT, *RIVALS)]
-        parts.append(
+        parts += [
             "Median gap to the proven optimum, by stage of the plan. A plan that does not fit counts "
-            f"as infinitely slow. The relaxed plan fits in: {', '.join(fits)} runs."
-        )
-        parts.append(markdown_table(("variant", *COLUMNS), lines))
-        parts.append([_against(closed, other) for other in LOOPS if other != "descent"])
+            f"as infinitely slow. The relaxed plan fits in: {', '.join(fits)} runs.",
+            markdown_table(("variant", *COLUMNS), lines),
+            [_against(closed, other) for other in LOOPS if other != "descent"],
+        ]
     if own:
-        parts.append(
-            "Problems without a proof: median gap to the best plan of all methods and seeds."
-        )
-        parts.append(_own_table(own))
+        parts += [
+            "Problems without a proof: median gap to the best plan of all methods and seeds.",
+            _own_table(own),
+        ]
     return report_text(*parts)
 
 
@@ -224,9 +224,9 @@ def _cells(rows: Sequence[StageRow], variant: str) -> list[str]:
         gaps = [gap(getattr(row, stage), row.optimum) for row in mine]
         cells.append(percent(quantile(gaps, 50)))
     # the polished ones: the last stage
-    cells.append(f"{sum(own < TIE for own in gaps)} of {len(gaps)}")
-    cells.append(percent(max(gaps)))
-    return [*cells, f"{quantile([row.cpu_s for row in mine], 50):.1f}"]
+    ties = f"{sum(own < TIE for own in gaps)} of {len(gaps)}"
+    seconds = f"{quantile([row.cpu_s for row in mine], 50):.1f}"
+    return [*cells, ties, percent(max(gaps)), seconds]
 
 
 def _against(rows: Sequence[StageRow], other: str) -> str:
@@ -254,8 +254,8 @@ def _own_table(rows: Sequence[StageRow]) -> list[str]:
         mine = [row for row in rows if row.problem == problem]
         best = min(row.polished for row in mine)
         known = [replace(row, optimum=best) for row in mine]
-        for variant in dict.fromkeys(row.variant for row in mine):
-            lines.append((problem, variant, *_cells(known, variant)))
+        variants = dict.fromkeys(row.variant for row in mine)
+        lines += [(problem, variant, *_cells(known, variant)) for variant in variants]
     return markdown_table(("problem", "variant", *COLUMNS), lines, left=(0, 1))
 
 

@@ -139,9 +139,10 @@ def kernel_cases(config: ModelConfig, modes: Iterable[str]) -> list[Case]:
     """
     tokens, hidden = config.max_seq_len, config.hidden_size
     wide = config.ffn_hidden_size or hidden
-    cases = []
-    for sizes in gemm_shapes(2 * hidden):
-        cases.append(Case("product", "eager", _shape(sizes), partial(_product, *sizes)))
+    cases = [
+        Case("product", "eager", _shape(sizes), partial(_product, *sizes))
+        for sizes in gemm_shapes(2 * hidden)
+    ]
     heads = (1, config.num_heads, tokens, config.head_size)
     for name in BACKENDS:
         attend = partial(_attention, getattr(SDPBackend, name))

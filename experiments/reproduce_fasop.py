@@ -453,8 +453,7 @@ class FasopOptions(StudyOptions):
 @cache
 def read_facts() -> dict[str, Any]:
     """Read FASOP's nodes, jobs and clusters, and by case what its authors and its own program say."""
-    facts: dict[str, Any] = read_yaml(SHIPPED / "cases.yaml")
-    return facts
+    return read_yaml(SHIPPED / "cases.yaml")
 
 
 def read_cases(profiles: str) -> dict[str, FasopCase]:
@@ -509,9 +508,8 @@ def report(plans: Sequence[FasopPlan]) -> str:
             cpu = str(facts["program_cpu_s"].get(plan.case, ""))
         seconds = (f"{plan.s_per_step:.4f}", published, f"{plan.cpu_s:.1f}", cpu)
         lines.append((plan.case, plan.planner, _degrees(plan), layers, nodes, *seconds))
-    gains = []
-    for entry in entries.values():
-        gains.append(100 - 100 * entry[OURS].s_per_step / entry[FASOP].s_per_step)
+    ratios = [entry[OURS].s_per_step / entry[FASOP].s_per_step for entry in entries.values()]
+    gains = [100 - 100 * ratio for ratio in ratios]
     verdict = f"Ours takes {abs(min(gains)):.1f} to {max(gains):.1f} % less time."
     table = markdown_table(HEADER, lines, range(5))
     return report_text(table, verdict, PARTITION, SHARING, _sharing(entries))

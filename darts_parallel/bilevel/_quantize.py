@@ -41,8 +41,7 @@ def round_blocks(
         / levels
     )
     rounded = torch.round(blocks / scale) * scale
-    result: Tensor = rounded.flatten(1)[:, :size].reshape(values.shape)
-    return result
+    return rounded.flatten(1)[:, :size].reshape(values.shape)
 
 
 def lossy_sum(

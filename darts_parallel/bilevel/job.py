@@ -258,10 +258,12 @@ class BilevelJob:
 
     def _curves(self, tracker: Tracker, record: BilevelRecord) -> None:
         """Write both losses, batch and noise scale, and the probabilities of a logit step."""
-        values = {"loss/train": record.training_loss}
-        values["loss/validation"] = record.validation_loss or nan
-        values["search/noise_scale_sequences"] = record.noise_sequences or nan
-        values["search/batch"] = float(record.batch)
+        values = {
+            "loss/train": record.training_loss,
+            "loss/validation": record.validation_loss or nan,
+            "search/noise_scale_sequences": record.noise_sequences or nan,
+            "search/batch": float(record.batch),
+        }
         if record.upper is not None:
             tracker.record(record.upper)
             for name, weight in record.upper.outer_weights.items():
@@ -315,8 +317,7 @@ def probability_table(records: Sequence[StepRecord]) -> Table:
     """Tabulate the probabilities of batch sizes and pipelines at about eight steps of the logits."""
     shown = [*records[: -1 : -(-len(records) // MOST_COLUMNS)], records[-1]]
     header = ["", *(f"step {record.step}" for record in shown)]
-    rows = []
     # by the first letter: batch sizes, then pipelines
-    for name in sorted(records[0].outer_weights, key=itemgetter(0)):
-        rows.append([name, *(percent(record.outer_weights[name], 0) for record in shown)])
+    names = sorted(records[0].outer_weights, key=itemgetter(0))
+    rows = [[name, *(percent(own.outer_weights[name], 0) for own in shown)] for name in names]
     return filled_table("\nProbabilities by step of the logits", header, rows)

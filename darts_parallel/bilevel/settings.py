@@ -23,11 +23,13 @@ def trainable(problem: Problem) -> ModelConfig:
     """
     config = problem.model.config
     heads = config.num_heads
-    rules: dict[str, tuple[Any, Any]] = {}
-    rules["num_kv_heads"] = (config.kv_heads, heads)
-    rules["head_dim"] = (config.head_size, config.hidden_size // heads)
-    rules["num_encoder_layers"] = (config.num_encoder_layers, 0)
-    rules["num_experts"] = (config.num_experts, None)
+    own_share = config.hidden_size // heads
+    rules: dict[str, tuple[int | None, int | None]] = {
+        "num_kv_heads": (config.kv_heads, heads),
+        "head_dim": (config.head_size, own_share),
+        "num_encoder_layers": (config.num_encoder_layers, 0),
+        "num_experts": (config.num_experts, None),
+    }
     for key, (value, wanted) in rules.items():
         if value != wanted:
             raise ConfigError(

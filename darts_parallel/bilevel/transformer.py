@@ -130,8 +130,7 @@ class Toy(nn.Module):
 
     def loss(self, weights: Weights, tokens: Tensor, runs: Sequence[Run]) -> Tensor:
         """Return `forward` at some weights."""
-        value: Tensor = functional_call(self, weights, (tokens, runs), tie_weights=False)
-        return value
+        return functional_call(self, weights, (tokens, runs), tie_weights=False)
 
     def plan_loss(self, weights: Weights, tokens: Tensor, plan: Sequence[Candidate]) -> Tensor:
         """Return the loss of the model run by one candidate for each block, nats."""

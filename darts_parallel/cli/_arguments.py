@@ -10,8 +10,7 @@ from typing import Any, NoReturn
 from omegaconf import OmegaConf
 
 from darts_parallel.config import (
-    OTHER_WORDS,
-    WORDS,
+    EVERY_WORD,
     composed_config,
     folder_override,
     given_values,
@@ -153,7 +152,7 @@ def _without_verb(given: list[str]) -> list[str]:
         return [*before, f"{key}={file}", *after[1:], *switch]
     rest = before + after
     names = given_values(rest).keys()
-    if verb == "price" and names & {*WORDS, *OTHER_WORDS} and key not in names:
+    if verb == "price" and names & EVERY_WORD.keys() and key not in names:
         # the user's own degrees: the best plan with them, whatever its chance of fitting
         return ["space=uniform", "space.out_of_memory=0.5", *rest, *switch]
     if verb is not None and not any(argument.startswith(f"{key}=") for argument in rest):
@@ -198,13 +197,14 @@ def _own_node_groups(arguments: Sequence[str]) -> list[Any]:
     None where an argument is wrong: the composition of all arguments says which.
     """
     given = given_values(arguments)
-    words = {**WORDS, **OTHER_WORDS}
     plan = given.get("plan") or given.get("tune.from")
     with suppress(DartsParallelError, LookupError, TypeError):
         if plan is not None and "cluster" not in given:
             plan_data = read_json(plan, plan, "a plan.json", ConfigError)
             return list(OmegaConf.create(plan_data["cluster"]["nodes"]))
-        groups = [f"{key}={value}" for key, value in given.items() if value and key not in words]
+        groups = [
+            f"{key}={value}" for key, value in given.items() if value and key not in EVERY_WORD
+        ]
         groups = [own for own in groups if not own.startswith("-")]
         if folder := given.get("--config-dir"):
             groups.append(folder_override(folder))

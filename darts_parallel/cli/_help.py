@@ -5,7 +5,7 @@ from textwrap import wrap
 
 from darts_parallel.config import (
     ANSWERS,
-    OTHER_WORDS,
+    EVERY_WORD,
     SYNONYMS,
     WORDS,
     KeyDoc,
@@ -97,7 +97,7 @@ def help_lines(arguments: Sequence[str]) -> list[str]:
 def keys_about(topic: str) -> list[KeyDoc]:
     """Return the keys that a topic names: a word, a whole key, the last part of keys, or any part."""
     word = (SYNONYMS | ANSWERS).get(topic, topic).partition("=")[0]
-    key = {**WORDS, **OTHER_WORDS}.get(word, word)
+    key = EVERY_WORD.get(word, word)
     pattern = key.replace(".0.", "[].")
     known = key_docs()
     whole = [doc for doc in known if doc.key == pattern]

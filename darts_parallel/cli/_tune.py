@@ -99,7 +99,10 @@ def run_tuning(problem: Problem, folder: Path, console: Console) -> float:
         write_json(folder / f"plan_{number}.json", _plan_file(problem, proposal))
     best = state.proposals[0]
     found: dict[str, Any] = {"from": source, "scale": state.scale, "excluded": state.excluded}
-    found["trials"] = [_trial_entry(trial) for trial in trials]
+    found["trials"] = [
+        {"plan": trial.name, "seconds": trial.seconds, "memory_bytes": trial.memory_bytes}
+        for trial in trials
+    ]
     found["best"] = _entry(problem, best, folder / "plan.json")
     found["next"] = [_entry(problem, proposal, file) for file, proposal in files.items()]
     write_json(folder / "plan.json", _plan_file(problem, best) | {"tune": found})
@@ -166,11 +169,6 @@ def _risk_levels(problem: Problem, source: str) -> list[Plan]:
         if f'"{path.name}"' in text and path.exists():
             plans.append(read_plan(str(path), problem.model, "tune.from"))
     return plans
-
-
-def _trial_entry(trial: Trial) -> dict[str, object]:
-    """Return a trial for `plan.json`."""
-    return {"plan": trial.name, "seconds": trial.seconds, "memory_bytes": trial.memory_bytes}
 
 
 def _entry(problem: Problem, proposal: Proposal, file: Path) -> dict[str, object]:

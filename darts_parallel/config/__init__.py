@@ -93,7 +93,7 @@ from darts_parallel.config.training import RECOMPUTE_MODULES as RECOMPUTE_MODULE
 from darts_parallel.config.training import TrainingConfig as TrainingConfig
 from darts_parallel.config.user_code import load_function as load_function
 from darts_parallel.config.words import ANSWERS as ANSWERS
-from darts_parallel.config.words import OTHER_WORDS as OTHER_WORDS
+from darts_parallel.config.words import EVERY_WORD as EVERY_WORD
 from darts_parallel.config.words import SYNONYMS as SYNONYMS
 from darts_parallel.config.words import WORDS as WORDS
 from darts_parallel.config.words import given_values as given_values

@@ -32,6 +32,7 @@ OTHER_WORDS = {
     "sequence_parallel": "space.sequence_parallel",
 }
 """Last parts of keys of the space that are taken without their group, too."""
+EVERY_WORD = WORDS | OTHER_WORDS
 SYNONYMS = {
     "batch_size": "gbs",
     "global_batch_size": "gbs",
@@ -107,17 +108,16 @@ def given_values(arguments: Sequence[str]) -> dict[str, str]:
 def of_job(argument: str) -> bool:
     """Return whether an override is of a job and not of the machine, or of one command."""
     key = argument.partition("=")[0]
-    full = {**WORDS, **OTHER_WORDS}.get(key, key)
+    full = EVERY_WORD.get(key, key)
     return full.partition(".")[0] in JOB_GROUPS
 
 
 def without_words(arguments: Sequence[str]) -> list[str]:
     """Return overrides with keys in place of words; other overrides stay as they are."""
-    full = {**WORDS, **OTHER_WORDS}
     result = []
     for argument in arguments:
         word, given, value = argument.partition("=")
-        result.append(f"{full.get(word, word)}{given}{value}" if given else argument)
+        result.append(f"{EVERY_WORD.get(word, word)}{given}{value}" if given else argument)
     return result
 
 

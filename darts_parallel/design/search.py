@@ -33,6 +33,8 @@ PAID = 1.0 + 1e-12
 """Factor of a budget up to which it is kept, above rounding."""
 SETTLED = 0.002
 """Largest move, in log goodness, at which tangents have settled."""
+ByKnob = dict[str, float]
+"""A figure of every knob by its name."""
 
 
 class Branch:
@@ -52,14 +54,11 @@ class Branch:
         self.is_memory = np.array([figure == MEMORY for figure in figures])
         self.knobs = option.knobs.only(~self.is_memory)
         memories = option.knobs.only(self.is_memory)
-        self.pricings: list[Pricing] = []
-        for problem in option.problems:
-            self.pricings.append(Pricing(problem, self.knobs, memories))
+        self.pricings = [Pricing(problem, self.knobs, memories) for problem in option.problems]
         sizes = [len(pricing.needs) for pricing in self.pricings]
         self.plans = _combinations(sizes)
-        needs = []
-        for pricing, plans in zip(self.pricings, self.plans.T, strict=True):
-            needs.append(pricing.needs[plans])
+        pairs = zip(self.pricings, self.plans.T, strict=True)
+        needs = [pricing.needs[plans] for pricing, plans in pairs]
         self.needs = np.max(needs, axis=0) * (1 + SLACK)
         costs = memories.cost(np.log(self.needs))
         self.memory = costs.sum(1)
@@ -77,10 +76,8 @@ class Branch:
 
     def heights(self, point: int) -> Array:
         """Return the log seconds of all combinations at a point by job, `(C, J)`."""
-        columns = []
-        for priced, plans in zip(self.priced[point], self.plans.T, strict=True):
-            columns.append(priced.heights[plans])
-        return np.stack(columns, axis=1)
+        pairs = zip(self.priced[point], self.plans.T, strict=True)
+        return np.stack([priced.heights[plans] for priced, plans in pairs], axis=1)
 
     def lines(
         self,
@@ -99,8 +96,8 @@ class Branch:
             end = at @ factors.T
             steep = priced.slopes[plans]
             own = log_tangents(priced.heights[plans], steep, begin, end)
-            heights = heights + weight * own.heights
-            slopes = slopes + weight * own.slopes @ factors
+            heights += weight * own.heights
+            slopes += weight * own.slopes @ factors
         return Lines(heights, slopes)
 
     def incumbent(self, budget: float, best: "Use") -> "Use":
@@ -215,15 +212,15 @@ class Answer:
     plans: list[Plan]
     planner_calls: int
     """Points at which all tables were built for this answer."""
-    knobs: dict[str, float]
+    knobs: ByKnob
     """Figures in SI units."""
-    factors: dict[str, float]
+    factors: ByKnob
     """Figures over their references."""
-    costs: dict[str, float]
+    costs: ByKnob
     """Money for every knob."""
-    elasticities: dict[str, float]
+    elasticities: ByKnob
     """D log(seconds) / d log(figure); 0 for memory."""
-    seconds_saved_per_unit: dict[str, float]
+    seconds_saved_per_unit: ByKnob
     """Seconds that one more unit of money saves; 0 for the knobs at their bound."""
     at_bound: list[str]
     """Knobs that cannot be better."""
@@ -258,7 +255,7 @@ class Designer:
 
     def __init__(self, design: Design) -> None:
         self.design = design
-        self.history: list[tuple[dict[str, float], float]] = []
+        self.history: list[tuple[ByKnob, float]] = []
         self.branches: list[Branch] = []
         for option in design.options:
             try:
@@ -398,8 +395,13 @@ def _answer(
     costs = knobs.cost(z)
     at_bound = z >= knobs.high - SLACK
     saved = np.where(at_bound, 0.0, -slopes / (knobs.exponent * costs)) * exp(use.value)
-    columns = {"factors": factors, "knobs": factors * knobs.reference, "costs": costs}
-    columns |= {"elasticities": senses * slopes, "seconds_saved_per_unit": saved}
+    columns = {
+        "factors": factors,
+        "knobs": factors * knobs.reference,
+        "costs": costs,
+        "elasticities": senses * slopes,
+        "seconds_saved_per_unit": saved,
+    }
     named = {}
     for key, column in columns.items():
         named[key] = dict(zip(knobs.names, column.tolist(), strict=True))

@@ -163,15 +163,20 @@ def _snippet(job: Request, strategy: LayerStrategy) -> str:
     beside_fsdp = sharded and strategy.tp > 1
     lines = ['"""accelerate objects of a plan."""', "", *job.headline(), ""]
     typing, *others = imports(job)
-    others.append("from accelerate import Accelerator")
-    others.append("from accelerate.utils import GradientAccumulationPlugin")
+    others += [
+        "from accelerate import Accelerator",
+        "from accelerate.utils import GradientAccumulationPlugin",
+    ]
     if not _replicas_only(job, strategy):
         others.append("from accelerate.parallelism_config import ParallelismConfig")
     if beside_fsdp:
         others.append("from transformers.integrations import tensor_parallel")
     lines += [typing, *sorted(others, key=_import_order)]
-    lines += ["", f"MICRO_BATCH_SIZE = {job.micro_batch_size(strategy)}"]
-    lines.append('"""Sequences of one batch of the data loader, per process."""')
+    lines += [
+        "",
+        f"MICRO_BATCH_SIZE = {job.micro_batch_size(strategy)}",
+        '"""Sequences of one batch of the data loader, per process."""',
+    ]
     if context:
         lines.append(f"CONTEXT_PARALLEL = {job.plan.cp}")
     text = "\n".join(lines) + "\n" + _accelerator(job, strategy)

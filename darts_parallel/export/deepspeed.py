@@ -134,6 +134,6 @@ def _pipeline(job: Request) -> str:
 
 def _model(job: Request) -> str:
     """Write the module that loads the model; DeepSpeed casts it and keeps the master weights."""
-    lines = ['"""Model of a plan for deepspeed.initialize."""', "", *job.headline(), ""]
-    lines += imports(job)
+    title = '"""Model of a plan for deepspeed.initialize."""'
+    lines = [title, "", *job.headline(), "", *imports(job)]
     return "\n".join(lines) + "\n" + model_text(job, half_type(job), checkpointing=True)

@@ -126,8 +126,10 @@ def _flags_of_schedulers(training: TrainingConfig) -> list[Flag]:
     ]
     if training.sequence_packing_scheduler == DYNAMIC:
         smallest = training.min_dynamic_context_parallel_size
-        flags.append(("dynamic-context-parallel", None))
-        flags.append(("min-dynamic-context-parallel-size", smallest))
+        flags += [
+            ("dynamic-context-parallel", None),
+            ("min-dynamic-context-parallel-size", smallest),
+        ]
     return flags
 
 
@@ -183,8 +185,9 @@ def _script(job: Request, strategy: LayerStrategy, groups: dict[str, list[Flag]]
     if job.model.hybrid_override_pattern is not None:
         program = "pretrain_hybrid.py"
     nodes, gpus = job.nodes
-    lines: list[str] = ["#!/usr/bin/env bash", *job.headline()]
-    lines += [
+    lines = [
+        "#!/usr/bin/env bash",
+        *job.headline(),
         "# MEGATRON: folder of Megatron-LM; NODE_RANK, MASTER_ADDR, MASTER_PORT: of this node.",
         "set -eu",
     ]
@@ -285,8 +288,10 @@ def _zero_flags(job: Request, strategy: LayerStrategy) -> list[Flag]:
     if zero and groups > 1:
         flags.append(("num-distributed-optimizer-instances", groups))
     if zero > 1:
-        flags += [("use-megatron-fsdp", None)]
-        flags += [("data-parallel-sharding-strategy", FSDP_STRATEGY[zero])]
+        flags += [
+            ("use-megatron-fsdp", None),
+            ("data-parallel-sharding-strategy", FSDP_STRATEGY[zero]),
+        ]
         flags += read_flags("--no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor")
     return flags
 
@@ -307,9 +312,8 @@ def _recompute_flags(job: Request) -> list[Flag]:
     if job.half_blocks:
         job.refuse("recompute=full for some half blocks only, of which each would keep its input")
     require_first_recomputed(job)
-    counts = []
-    for chunk in job.chunks:
-        counts.append(sum(own.recompute == "full" for own in job.blocks_of(chunk)))
+    blocks = [job.blocks_of(chunk) for chunk in job.chunks]
+    counts = [sum(own.recompute == "full" for own in of_chunk) for of_chunk in blocks]
     most = max(counts)
     if counts != [min(most, chunk.num_blocks) for chunk in job.chunks]:
         job.refuse(
@@ -359,8 +363,10 @@ def _model_flags(job: Request) -> list[Flag]:
     flags += window_flags(job) + prediction_flags(job)
     if not config.dropout:
         flags += [("hidden-dropout", 0.0), ("attention-dropout", 0.0)]
-    flags.append(("vocab-size", config.vocab_size))
-    flags.append(("make-vocab-size-divisible-by", VOCABULARY_MULTIPLE))
+    flags += [
+        ("vocab-size", config.vocab_size),
+        ("make-vocab-size-divisible-by", VOCABULARY_MULTIPLE),
+    ]
     return flags
 
 
@@ -369,9 +375,8 @@ def _training_flags(job: Request) -> list[Flag]:
     narrow = job.problem.software.gradient_bits == 16
     flags: list[Flag] = [("seq-length", training.seq_len)]
     if training.precision not in ("fp16", "fp32"):
-        flags.append(("bf16", None))
         sums = "grad-reduce-in-bf16" if narrow else "accumulate-allreduce-grads-in-fp32"
-        flags.append((sums, None))
+        flags += [("bf16", None), (sums, None)]
     # fused kernels are for 16 bits
     kernel = "unfused" if training.precision == "fp32" else str(training.attention_kernel)
     flags += read_flags(PRECISION.get(training.precision, ""))

@@ -64,9 +64,11 @@ def hybrid_flags(job: Request) -> list[Flag]:
             )
     flags: list[Flag] = [("hybrid-layer-pattern", segments(job)), ("spec", SPECIFICATION)]
     if mamba:
-        flags.append(("mamba-state-dim", config.mamba_state_dim))
-        flags.append(("mamba-head-dim", config.mamba_head_dim))
-        flags.append(("mamba-num-groups", config.mamba_num_groups))
+        flags += [
+            ("mamba-state-dim", config.mamba_state_dim),
+            ("mamba-head-dim", config.mamba_head_dim),
+            ("mamba-num-groups", config.mamba_num_groups),
+        ]
         if config.mamba_num_heads is not None:
             flags.append(("mamba-num-heads", config.mamba_num_heads))
     return flags

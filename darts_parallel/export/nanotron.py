@@ -142,17 +142,20 @@ def _run(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     """Return the values of the file that the plan and the job give."""
     training = job.training
     narrow = training.precision == "fp16" or job.problem.software.gradient_bits == 16
-    values: dict[str, Any] = {"dp": strategy.dp, "tp": strategy.tp}
-    values["pp"] = job.plan.pp
-    values["cp"] = job.plan.cp
+    values: dict[str, Any] = {
+        "dp": strategy.dp,
+        "tp": strategy.tp,
+        "pp": job.plan.pp,
+        "cp": job.plan.cp,
+        "sequence": training.seq_len,
+        "micro_batches": job.plan.num_micro_batches,
+        "zero_stage": strategy.zero_stage,
+    }
+    values["wide_gradients"] = not narrow
     values["tp_mode"] = "REDUCE_SCATTER" if strategy.sequence_parallel else "ALL_REDUCE"
     values["overlap"] = bool(training.tp_comm_overlap)
     values["recompute"] = job.recompute() == "full"
-    values["sequence"] = training.seq_len
     values["micro_batch"] = job.micro_batch_size(strategy)
-    values["micro_batches"] = job.plan.num_micro_batches
-    values["zero_stage"] = strategy.zero_stage
-    values["wide_gradients"] = not narrow
     values["dtype"] = DTYPE[training.precision]
     return values
 

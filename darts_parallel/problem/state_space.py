@@ -122,8 +122,11 @@ def _delta_net(config: ModelConfig) -> LayerSpec:
         steps = 2 * heads
     else:
         projected = mixed + inner + wide + heads
-        ins = [Gemm(mixed + heads, h, "column"), Gemm(2 * rank, h, "replicated")]
-        ins.append(Gemm(inner + wide, rank, "column"))
+        ins = [
+            Gemm(mixed + heads, h, "column"),
+            Gemm(2 * rank, h, "replicated"),
+            Gemm(inner + wide, rank, "column"),
+        ]
         steps = wide + heads
     gemms = (*ins, Gemm(h, inner, "row"))
     # keys with keys and queries, the inverse with keys and values, scores with values

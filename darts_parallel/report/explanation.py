@@ -288,9 +288,11 @@ class _PlanTerms:
         """Yield the parameters, gradients and optimizer state of a group of layers."""
         context = self._context(group.layers[0])
         state = context.state
-        parts = {"parameters": StateBytes(state.parameter, 0.0, 0.0)}
-        parts["gradients"] = StateBytes(0.0, state.gradient, 0.0)
-        parts["optimizer state"] = StateBytes(0.0, 0.0, state.optimizer)
+        parts = {
+            "parameters": StateBytes(state.parameter, 0.0, 0.0),
+            "gradients": StateBytes(0.0, state.gradient, 0.0),
+            "optimizer state": StateBytes(0.0, 0.0, state.optimizer),
+        }
         zero = context.choices.zero_stage
         factor = float(self.devices[group.stage].state_factor)
         shards = [shard for i in group.layers for shard in self._shards(i)]

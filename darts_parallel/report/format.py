@@ -67,9 +67,7 @@ def rank_ranges(ranks: Sequence[int]) -> str:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    labels = []
-    for run in runs:
-        labels.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
+    labels = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
     if len(labels) > MOST_RANGES:
         labels[2:-1] = "…"
     return ",".join(labels)

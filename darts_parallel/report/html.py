@@ -203,9 +203,11 @@ def _schedule(outcome: Outcome) -> Iterator[str]:
         yield f'<p class="note">{words}</p>' + _gantt(line, _Frame(plan.pp, end), shown * plan.pp)
     kinds = sorted({event.operation.kind for event in lines[0].events}, key="FBIW".index)
     entries = [(CATEGORIES[kind], PASSES[kind]) for kind in kinds]
-    entries.append(("gradient sync and optimizer", SYNC))
-    entries.append(("idle", IDLE))
-    entries.append(("longest path", "#fff;outline:1px solid #000;outline-offset:-1px"))
+    entries += [
+        ("gradient sync and optimizer", SYNC),
+        ("idle", IDLE),
+        ("longest path", "#fff;outline:1px solid #000;outline-offset:-1px"),
+    ]
     yield _legend(entries)
 
 
@@ -319,16 +321,20 @@ def _search(outcome: Outcome, search: Journey | None) -> list[str]:
     tall = row * len(names)
     wide = WIDTH - LEFT - 60
     scale = wide / search.end
-    parts = [_image(search.pixels, LEFT, wide, tall)]
-    parts.append(_image(search.plan, LEFT + wide + 12, 30, tall))
+    parts = [
+        _image(search.pixels, LEFT, wide, tall),
+        _image(search.plan, LEFT + wide + 12, 30, tall),
+    ]
     for first in plan.boundaries[1:-1]:
         line = f"M{LEFT} {row * first:.1f}h{wide + 42}"
         parts.append(f'<path d="{line}" stroke="#000" stroke-width=".5"/>')
     middle = 'text-anchor="middle"'
     if search.hardened is not None:
         x = LEFT + search.hardened * scale
-        parts.append(f'<path d="M{x:.1f} 0v{tall + 4:.1f}" stroke="#000" stroke-dasharray="4 3"/>')
-        parts.append(_words(x, tall + 28, f"edges harden, step {search.hardened}", middle))
+        parts += [
+            f'<path d="M{x:.1f} 0v{tall + 4:.1f}" stroke="#000" stroke-dasharray="4 3"/>',
+            _words(x, tall + 28, f"edges harden, step {search.hardened}", middle),
+        ]
     parts.append(_words(LEFT + wide + 27, tall + 14, "plan", middle))
     last_step = max(search.steps[-1], 1)
     parts += _ticks(last_step, scale, tall + 14, 1.0, "")

@@ -61,9 +61,8 @@ def stage_table(outcome: Outcome, *, every: bool = False) -> Table:
     if len(rows) > (MOST_PRICED if outcome.problem.config.price else MOST_STAGES) and not every:
         shown = notable_stages(cost)
         rows = [row for row in rows if shown & set(row[1])]
-    columns = ["stage>", "ranks>", "layers", "strategies"]
-    columns += ["micro-batch>"] * bool(cost.stage_times_s)
-    columns.append("memory>")
+    timed = ["micro-batch>"] * bool(cost.stage_times_s)
+    columns = ["stage>", "ranks>", "layers", "strategies", *timed, "memory>"]
     risks = [] if outcome.sure is None else outcome.sure.out_of_memory
     risky = max(risks, default=0.0) >= NOTABLE_RISK
     table = table_of("\nStages" if every else None, *columns, *["risk>"] * risky)

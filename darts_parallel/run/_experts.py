@@ -99,10 +99,9 @@ class Route:
         if self.between is None:
             return rows
         out = rows.new_empty(sum(received), *rows.shape[1:])
-        arrived: Tensor = all_to_all_single(  # type: ignore[no-untyped-call]
+        return all_to_all_single(  # type: ignore[no-untyped-call]
             out, rows.contiguous(), received, sent, self.between
         )
-        return arrived
 
     def _ways_within(self, *ways: Callable[..., Tensor]) -> Iterator[Way]:
         return (partial(way, counts=self._gathered, group=self.within) for way in ways)
@@ -136,8 +135,7 @@ class Mlp(nn.Module):
 
     def projected(self, projection: nn.Linear, state: Tensor) -> Tensor:
         """Apply one of the projections."""
-        out: Tensor = projection(state)
-        return out
+        return projection(state)
 
 
 class Expert(Mlp):

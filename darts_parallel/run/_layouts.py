@@ -142,8 +142,7 @@ class _Move(torch.autograd.Function):
 
 def moved(value: Tensor, there: Way, back: Way) -> Tensor:
     """Apply `there` to a tensor; its gradient goes by `back`."""
-    result: Tensor = _Move.apply(value, there, back)  # type: ignore[no-untyped-call]
-    return result
+    return _Move.apply(value, there, back)  # type: ignore[no-untyped-call]
 
 
 def redistributed(

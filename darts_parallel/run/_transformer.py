@@ -53,8 +53,7 @@ class Embedding(nn.Module):
             state = state + self.positions.weight[: tokens.shape[1]]
         if self.types is not None:
             state = state + self.types.weight[0]
-        normed: Tensor = state if self.norm is None else self.norm(state)
-        return normed
+        return state if self.norm is None else self.norm(state)
 
 
 class ScaledDotProduct(nn.Module):
@@ -107,8 +106,7 @@ class Attention(nn.Module):
             query = rotated(query)
             key = rotated(key)
         mixed = self.core(query, key, value)
-        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return out
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
     def _heads(self, projected: Tensor) -> Tensor:
         return torch.unflatten(projected, -1, (-1, self.head_dim)).transpose(1, 2)
@@ -183,8 +181,7 @@ class Head(nn.Module):
         state = state if self.norm is None else self.norm(state)
         if self.dense is not None and self.dense_norm is not None:
             state = self.dense_norm(functional.gelu(self.dense(state)))
-        logits: Tensor = self.output(state)
-        return logits
+        return self.output(state)
 
 
 def build_layer(

@@ -92,8 +92,11 @@ class Reference:
 def predicted_bytes(problem: Problem, plan: Plan, stage: int) -> tuple[float, float, float]:
     """Predict bytes of parameters, gradients and optimizer state on a rank of `stage`, in float32."""
     state = state_bytes("fp32", problem.training.optimizer)
-    kinds = [StateBytes(state.parameter, 0, 0), StateBytes(0, state.gradient, 0)]
-    kinds.append(StateBytes(0, 0, state.optimizer))
+    kinds = [
+        StateBytes(state.parameter, 0, 0),
+        StateBytes(0, state.gradient, 0),
+        StateBytes(0, 0, state.optimizer),
+    ]
     sums = [0.0, 0.0, 0.0]
     for index in range(len(plan.layers)):
         if plan.stage_of_layer[index] != stage:
@@ -231,8 +234,7 @@ def _shapes_everywhere(wanted: Gradients) -> Shapes:
     """Return the shapes of rank 0's gradients by name, on every rank; collective."""
     shapes: list[Any] = [{name: tuple(gradient.shape) for name, gradient in wanted.items()}]
     dist.broadcast_object_list(shapes, src=0)
-    found: Shapes = shapes[0]
-    return found
+    return shapes[0]
 
 
 def _typical_gradient(engine: Engine, wanted: Gradients, shapes: Shapes) -> float:

@@ -5,6 +5,7 @@ import resource
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -145,10 +146,8 @@ def execute(
 
 def with_exact_collectives(plan: Plan) -> Plan:
     """Return a plan whose collectives send whole numbers."""
-    layers = []
-    for own in plan.layers:
-        layers.append(replace(own, tp_comm_bits=LOSSLESS, grad_comm_bits=LOSSLESS))
-    return replace(plan, layers=tuple(layers))
+    exact = partial(replace, tp_comm_bits=LOSSLESS, grad_comm_bits=LOSSLESS)
+    return replace(plan, layers=tuple(map(exact, plan.layers)))
 
 
 def render(outcome: RunOutcome, cost: CostBreakdown | None, console: Console) -> None:

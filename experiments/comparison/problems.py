@@ -60,8 +60,13 @@ def uneven(tables: Sequence[CostTable], seed: int) -> tuple[CostTable, ...]:
     shape = (tables[0].num_layers, 1)
     seconds = 2.0 ** (2.0 * torch.rand(shape, generator=rng, dtype=torch.float64) - 1.0)
     size = 2.0 ** (torch.rand(shape, generator=rng, dtype=torch.float64) - 0.5)
-    factors = {"forward": seconds, "backward": seconds}
-    factors |= {"static": size, "activation": size, "working": size}
+    factors = {
+        "forward": seconds,
+        "backward": seconds,
+        "static": size,
+        "activation": size,
+        "working": size,
+    }
     changed = []
     for table in tables:
         fields = {name: getattr(table, name) * factor for name, factor in factors.items()}

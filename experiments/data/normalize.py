@@ -263,8 +263,10 @@ def _known_sizes(row: TableRow) -> Sizes | None:
 
 def _of_proxy(row: TableRow, sizes: Sizes, layers: int) -> Sizes:
     """Return the sizes of a model cut to fewer layers, which keeps the dense ones that the row prints."""
-    changed: Sizes = {"num_layers": layers}
-    changed["first_k_dense_replace"] = min(_dense_layers(row), layers)
+    changed: Sizes = {
+        "num_layers": layers,
+        "first_k_dense_replace": min(_dense_layers(row), layers),
+    }
     if isinstance(sizes.get("moe_layer_freq"), list):
         changed["moe_layer_freq"] = sizes["moe_layer_freq"][:layers]
     return changed

@@ -206,8 +206,7 @@ def _value(key: str, cell: str) -> Any:
 @lru_cache(maxsize=32)
 def preset_sizes(name: str) -> Sizes:
     """Read a file of `conf/model`."""
-    values: Sizes = read_yaml(group_file("model", name))
-    return values
+    return read_yaml(group_file("model", name))
 
 
 def architecture_of(preset: str, sizes: Sizes) -> str:

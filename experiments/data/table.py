@@ -33,8 +33,7 @@ class RowError(DartsParallelError):
 @lru_cache(maxsize=1)
 def word_tables() -> dict[str, Any]:
     """Read `words.yaml`."""
-    found: dict[str, Any] = read_yaml(Path(__file__).with_name("words.yaml"))
-    return found
+    return read_yaml(Path(__file__).with_name("words.yaml"))
 
 
 def first(table: str, text: str) -> Entry | None:
