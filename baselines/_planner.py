@@ -86,7 +86,8 @@ class Incumbent:
         """Return the best plan; nothing is proven."""
         best = None
         if self.best is not None:
-            index, plans = self.best.table, self.best.plan
+            index = self.best.table
+            plans = self.best.plan
             choices = self._as_given(index)[plans.choices]
             given = HardPlans(plans.outer, choices, plans.first_layers)
             best = PricedPlan(index, given, self.best.time)

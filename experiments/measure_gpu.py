@@ -137,7 +137,8 @@ def kernel_cases(config: ModelConfig, modes: Iterable[str]) -> list[Case]:
 
     The largest product has twice the hidden size on each side.
     """
-    tokens, hidden = config.max_seq_len, config.hidden_size
+    tokens = config.max_seq_len
+    hidden = config.hidden_size
     wide = config.ffn_hidden_size or hidden
     cases = [
         Case("product", "eager", _shape(sizes), partial(_product, *sizes))

@@ -105,7 +105,8 @@ def violations(rows: Sequence[LimitRow]) -> Iterator[str]:
 
 def report(rows: Sequence[LimitRow]) -> str:
     """Return a line a problem and search."""
-    cells, found = [], []
+    cells = []
+    found = []
     for (job, share, search), group in groupby(rows, key=attrgetter("job", "share", "search")):
         own = list(group)
         wrong = list(violations(own))

@@ -523,7 +523,8 @@ def _sharing(entries: dict[str, dict[str, FasopPlan]]) -> list[str]:
     """Return what shared bandwidth does to the all-reduces and to the choice of a plan."""
     lines = []
     for case, plans in entries.items():
-        plan, blind = plans[FASOP], plans[NOT_SHARED]
+        plan = plans[FASOP]
+        blind = plans[NOT_SHARED]
         longer = 100 * (plan.sync_s / plan.alone_sync_s - 1) if plan.alone_sync_s else 0.0
         loss = 100 * (blind.s_per_step / plan.s_per_step - 1)
         shared = (f"{plan.sync_s:.4f}", f"{plan.alone_sync_s:.4f}", f"{longer:.0f} %")

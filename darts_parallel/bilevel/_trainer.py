@@ -229,7 +229,8 @@ def gradient_shortfall(
     """
     scale = trainer.preconditioner()
     stepped = {name: (scale[name] * gradient).unsqueeze(0) for name, gradient in by_weight.items()}
-    rows, total = [], 0.0
+    rows = []
+    total = 0.0
     for index, exact in enumerate(mean):
         direction = flatten_layer(stepped, trainer.block_names(index)).squeeze(0)
         sent = {bits: round_blocks(exact.unsqueeze(0), bits)[0] for _, bits in pairs}

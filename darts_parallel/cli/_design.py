@@ -192,7 +192,8 @@ def plan_files(answer: Answer) -> dict[str, dict[str, Any]]:
         found = plan_dict(Outcome(problem, own, even))
         files[f"plan{number}.json"] = found
         if even.iteration_time_s >= cost.iteration_time_s:
-            result, answers = planned.result, planned.answers
+            result = planned.result
+            answers = planned.answers
             found = plan_dict(Outcome(layerwise, planned.plan, cost, result, answers))
         files[f"layerwise{number}.json"] = found
     return files
@@ -228,7 +229,8 @@ def _interval(seconds: float, predicted: Sequence[dict[str, Any]]) -> list[float
 
 def report_lines(answer: Answer, found: dict[str, Any]) -> list[str]:
     """Return the lines that the command prints."""
-    seconds, interval = answer.iteration_time_s, found["iteration_time_interval_s"]
+    seconds = answer.iteration_time_s
+    interval = found["iteration_time_interval_s"]
     unsure = f" ± {100 * (interval[1] / seconds - 1):.0f} %" if interval else ""
     lines = [
         f"{found['design']}: {seconds:.4g} s{unsure} an iteration on {answer.option.name} for "
@@ -242,7 +244,8 @@ def report_lines(answer: Answer, found: dict[str, Any]) -> list[str]:
         saved = f"{1e9 * answer.seconds_saved_per_unit[name] + 0.0:.3g}"
         if name in answer.at_bound:
             saved = "at its bound"
-        factor, cost = f"{answer.factors[name]:.4g}", f"{answer.costs[name]:,.0f}"
+        factor = f"{answer.factors[name]:.4g}"
+        cost = f"{answer.costs[name]:,.0f}"
         rows.append((name, factor, f"{value:.4g}", cost, saved))
     header = ("figure", "factor", "value", "costs", "a million more saves, ms")
     return [*lines, *markdown_table(header, rows)]

@@ -137,7 +137,8 @@ class Job(Watcher):
 
     def _plan(self) -> float:
         """Search (or evaluate a given plan), verify, write, report, export."""
-        began, worked = time.monotonic(), time.process_time()
+        began = time.monotonic()
+        worked = time.process_time()
         planned = find_plan(self.problem, rental=self.rental, watcher=self)
         busy = busy_words(time.process_time() - worked, time.monotonic() - began)
         problem = planned.problem or self.problem

@@ -71,7 +71,8 @@ def tuned_config(path: str, composed: DictConfig, given: Sequence[str]) -> Confi
         )
     rule = f"stay what the plan in {source} trains with"
     for key in ("global_batch_size", "seq_len"):
-        given, old = getattr(config.training, key), getattr(own.training, key)
+        given = getattr(config.training, key)
+        old = getattr(own.training, key)
         require(given == old, f"training.{key}={given}", rule, old)
     return config
 

@@ -47,7 +47,9 @@ def distance_to_best(outcome: Outcome, folder: Path) -> tuple[dict[str, Any], li
 
     Writes `plan_best.json`; returns what `plan.json` says of it, and lines for the report.
     """
-    problem, cost, sure = outcome.problem, outcome.cost, outcome.sure
+    problem = outcome.problem
+    cost = outcome.cost
+    sure = outcome.sure
     own = problem.config
     file = folder / "plan_best.json"
     space = own.space
@@ -70,7 +72,8 @@ def distance_to_best(outcome: Outcome, folder: Path) -> tuple[dict[str, Any], li
     if sure is not None:
         near = "≈ " * sure.indistinguishable(cost.iteration_time_s, best.iteration_time_s)
         if extra < 0.0 and sure.any_out_of_memory > space.out_of_memory:
-            fits, wished = fits_label(sure.any_out_of_memory), fits_label(space.out_of_memory)
+            fits = fits_label(sure.any_out_of_memory)
+            wished = fits_label(space.out_of_memory)
             way += f", but it fits with {fits}, less than the {wished} asked for"
     entry = {
         "plan": file.name,

@@ -84,7 +84,8 @@ def _ranks(label: str, problem: Problem) -> Sequence[int]:
     found = RANK.match(label)
     if found is None or int(found[2]) not in ranks:
         return ranks
-    rank, node = int(found[2]), problem.cluster.groups[0].gpus
+    rank = int(found[2])
+    node = problem.cluster.groups[0].gpus
     within = rank < node and found[1] == "r"
     return ranks[rank::node] if within else [rank]
 

@@ -59,7 +59,8 @@ def start_command(problem: Problem, plan: Plan, file: Path) -> str:
 
     Where none takes it, say so: what no program can export does not run here, either.
     """
-    named, software = problem.config.space.trainer, problem.training.software
+    named = problem.config.space.trainer
+    software = problem.training.software
     fitted = [name for name in EXPORTS if software in problem.config.abilities(name).software]
     taken = taken_by(problem, plan)
     for name in (named, *fitted, "torch", *taken):
@@ -93,7 +94,8 @@ def offers(problem: Problem, planned: Planned, seconds: float) -> Iterator[Offer
         problem: As it was searched.
         seconds: Of the chosen plan.
     """
-    config, plan = problem.config, planned.plan
+    config = problem.config
+    plan = planned.plan
     closed = config.cost.name == "analytic" and config.cost.pipeline == "closed_form"
     search = closed and planned.result is not None and not config.unsolved
     rows = _TrainerRows(plan, seconds, time.monotonic() + SECONDS)
@@ -127,7 +129,8 @@ class _TrainerRows:
         """Return a trainer's own best plan, or the chosen one where that is as fast."""
         same = own.training == problem.training
         limit = own.config.space.out_of_memory
-        known, taken = inf, None
+        known = inf
+        taken = None
         if takes:
             seconds = self.seconds if same else evaluate(self.plan, own).iteration_time_s
             chance = out_of_memory(self.plan, own)

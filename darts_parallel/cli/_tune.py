@@ -74,7 +74,8 @@ def run_tuning(problem: Problem, folder: Path, console: Console) -> float:
             or seconds that are too far off.
     """
     settings = problem.config.tune
-    source, logged = str(settings["from"]), settings["log"]
+    source = str(settings["from"])
+    logged = settings["log"]
     if logged is not None:
         problem = _with_stored_figures(problem)
     plan = read_plan(source, problem.model, "tune.from")
@@ -139,7 +140,8 @@ def _stored_file(problem: Problem) -> Path:
 
 def _with_stored_figures(problem: Problem) -> Problem:
     """Return the problem with the figures that earlier logs have left."""
-    path, own = _stored_file(problem), problem.config.cluster
+    path = _stored_file(problem)
+    own = problem.config.cluster
     if not path.exists():
         return problem
     stored = load_config([f"cluster={path.stem}"], str(path.parents[1])).cluster
@@ -150,7 +152,8 @@ def _with_stored_figures(problem: Problem) -> Problem:
 
 def _store(problem: Problem, folder: Path) -> list[str]:
     """Write the cluster with its runs; say how to plan this job by them: plan.json holds both."""
-    path, cluster = _stored_file(problem), problem.config.cluster
+    path = _stored_file(problem)
+    cluster = problem.config.cluster
     runs = {run.log for run in cluster.runs}
     path.parent.mkdir(parents=True, exist_ok=True)
     head = "# Moved by the runs below; darts-parallel tune --from-log adds to them.\n"
@@ -163,7 +166,8 @@ def _store(problem: Problem, folder: Path) -> list[str]:
 
 def _risk_levels(problem: Problem, source: str) -> list[Plan]:
     """Read the fastest and the safest plan of the tuned one, which lie next to it."""
-    text, plans = read_text(source), []
+    text = read_text(source)
+    plans = []
     for level in ("fastest", "safe"):
         path = Path(source).with_name(f"plan_{level}.json")
         if f'"{path.name}"' in text and path.exists():

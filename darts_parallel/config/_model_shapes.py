@@ -345,7 +345,9 @@ class ShapeReader:
         self._set(mixer, mamba_delta_rule=True, mamba_chunk_size=DELTA_CHUNK)
         if "f_a_proj" in parts:  # Kimi's decay is a product of low rank, and all heads are alike
             self._set(mixer, mamba_gate_rank=parts["f_a_proj"].out)
-            heads, size, out = module.num_heads, module.head_dim, parts["o_proj"]
+            heads = module.num_heads
+            size = module.head_dim
+            out = parts["o_proj"]
             self._set(mixer, mamba_num_heads=heads, mamba_head_dim=size)
             self._set(mixer, mamba_num_groups=heads, mamba_state_dim=size)
         else:

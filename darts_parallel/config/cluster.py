@@ -260,7 +260,8 @@ class ClusterConfig:
     def require_host_links(self) -> None:
         """Refuse devices whose way to host memory is not known, where a plan may offload."""
         for name in self.used_devices:
-            key, rule = f"cluster.devices.{name}", "be above 0 where space.offload is given"
+            key = f"cluster.devices.{name}"
+            rule = "be above 0 where space.offload is given"
             near = "25, which a PCIe 4.0 x16 link reaches"
             known = self.devices[name].host_bandwidth_GBps > 0
             require(known, f"{key}.host_bandwidth_GBps=0", rule, near)

@@ -162,7 +162,8 @@ def with_tried_value(sentence: str, overrides: Sequence[str], extra_dir: str | N
     refusal = _PROPOSAL.fullmatch(sentence)
     if refusal is None:
         return sentence
-    key, near = refusal["key"], refusal["near"]
+    key = refusal["key"]
+    near = refusal["near"]
     others = [one for one in overrides if not one.startswith(f"{key}=")]
     if len(others) == len(overrides):
         return sentence

@@ -29,7 +29,8 @@ def read_file(path: str) -> Imported:
     """
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
-    place, near = f"model.path={path}", "a Hugging Face config.json"
+    place = f"model.path={path}"
+    near = "a Hugging Face config.json"
     values = read_json(file, place, near, ConfigError)
     if not isinstance(values, dict):
         raise ConfigError(f"{place} must hold a JSON object; try {near}.")

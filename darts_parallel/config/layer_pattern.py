@@ -49,11 +49,9 @@ def windowed(model: "ModelConfig", index: int) -> bool:
 
 def expert_pattern(model: "ModelConfig") -> tuple[bool, ...]:
     """Return which layers have experts, one entry a layer."""
-    given, count, dense = (
-        model.moe_layer_freq,
-        int(model.num_layers),
-        int(model.first_k_dense_replace),
-    )
+    given = model.moe_layer_freq
+    count = int(model.num_layers)
+    dense = int(model.first_k_dense_replace)
     if model.num_experts is None:
         return (False,) * count
     frequent = (
@@ -107,14 +105,13 @@ def _require(model: "ModelConfig", key: str, valid: bool, rule: str, near: Any) 
 
 def _check_latent_attention(model: "ModelConfig") -> None:
     """Refuse an incomplete multi-head latent attention, and its sizes without it."""
-    latent, others = (
-        model.multi_latent_attention,
-        (*LATENT_SIZES[:-1], "q_lora_rank", "indexer_num_heads", "indexer_head_dim"),
-    )
+    latent = model.multi_latent_attention
+    others = (*LATENT_SIZES[:-1], "q_lora_rank", "indexer_num_heads", "indexer_head_dim")
     for key in ("attention_gate_size", "window_kv_heads", "window_head_dim") if latent else others:
         rule = f"go with model.multi_latent_attention={as_yaml(not latent)}"
         _require(model, key, getattr(model, key) is None, rule, "null")
-    heads, width = model.indexer_num_heads, model.indexer_head_dim
+    heads = model.indexer_num_heads
+    width = model.indexer_head_dim
     rule = f"go with model.indexer_head_dim={width}"
     _require(model, "indexer_num_heads", (heads is None) == (width is None), rule, "null")
     for key in LATENT_SIZES if latent else ():
@@ -137,16 +134,19 @@ def _check_experts(model: "ModelConfig") -> None:
     require_at_most("model.first_k_dense_replace", model.first_k_dense_replace, model.num_layers)
     rule = "be 0 where model.num_experts is set, since experts are modelled in decoders"
     _require(model, "num_encoder_layers", not model.num_encoder_layers, rule, 0)
-    groups, used = model.moe_router_num_groups, model.moe_router_group_topk
+    groups = model.moe_router_num_groups
+    used = model.moe_router_group_topk
     if groups is not None:
         require_divisor("model.moe_router_num_groups", groups, "model.num_experts", count)
         if used is not None:
             require_at_most("model.moe_router_group_topk", used, groups)
-    function, key = score_function(model), "moe_router_score_function"
+    function = score_function(model)
+    key = "moe_router_score_function"
     require_member(f"model.{key}", function, SCORE_FUNCTIONS)
     unbiased = function == "sigmoid" or not model.moe_router_enable_expert_bias
     _require(model, key, unbiased, "be sigmoid with model.moe_router_enable_expert_bias", "sigmoid")
-    given, layers = model.moe_layer_freq, model.num_layers
+    given = model.moe_layer_freq
+    layers = model.num_layers
     if isinstance(given, int) and not isinstance(given, bool):
         require_at_least("model.moe_layer_freq", given, 1)
         return
@@ -158,12 +158,14 @@ def _check_experts(model: "ModelConfig") -> None:
 
 
 def _check_pattern(model: "ModelConfig", pattern: str) -> None:
-    key, layers = "model.hybrid_override_pattern", model.num_layers
+    key = "model.hybrid_override_pattern"
+    layers = model.num_layers
     known = "".join(char for char in pattern if char in SYMBOLS)
     rule = f"consist of {', '.join(SYMBOLS)} (Mamba, attention, MLP, experts)"
     near = known or (ATTENTION + MLP) * (layers // 2) or ATTENTION
     require(bool(pattern) and known == pattern, f"{key}={pattern!r}", rule, near)
-    size, near = f"{key} has {len(pattern)} layers, which", f"model.num_layers={len(pattern)}"
+    size = f"{key} has {len(pattern)} layers, which"
+    near = f"model.num_layers={len(pattern)}"
     require(len(pattern) == layers, size, f"be model.num_layers={layers}", near)
     rule = f"be null where model.num_encoder_layers={model.num_encoder_layers}"
     require(not model.num_encoder_layers, key, rule, "model.num_encoder_layers=0")
@@ -173,7 +175,8 @@ def _check_pattern(model: "ModelConfig", pattern: str) -> None:
 
 
 def _check_windows(model: "ModelConfig", pattern: Any) -> None:
-    key, layers = "model.sliding_window_pattern", model.num_layers
+    key = "model.sliding_window_pattern"
+    layers = model.num_layers
     if model.sliding_window is None:
         raise ConfigError(
             f"{key}={pattern} needs model.sliding_window, the tokens of a window; try null."

@@ -143,10 +143,8 @@ class ObjectiveConfig:
         needed = {"time_under_budget": "budget_usd", "cost_under_deadline": "deadline_hours"}
         keys = [needed[self.name]] if self.name in needed else []
         for key in keys + (["num_iterations"] if self.in_dollars else []):
-            rule, near = (
-                f"be given with objective={self.name}",
-                100000 if key == "num_iterations" else 100,
-            )
+            rule = f"be given with objective={self.name}"
+            near = 100000 if key == "num_iterations" else 100
             require(
                 getattr(self, key) is not None, f"objective.{key}", rule, f"objective.{key}={near}"
             )
@@ -313,7 +311,8 @@ class SpaceConfig:
         words = {key: word for word, key in {**OTHER_WORDS, **WORDS}.items()}
         found = []
         for entry in fields(self):
-            word, value = words.get(f"space.{entry.name}"), getattr(self, entry.name)
+            word = words.get(f"space.{entry.name}")
+            value = getattr(self, entry.name)
             if word and value not in (None, getattr(usual, entry.name)):
                 found.append(f"{word}={as_yaml(value)}")
         return found
@@ -416,7 +415,8 @@ class Config:
 
     def __post_init__(self) -> None:
         for part in fields(self):  # behind an interpolation OmegaConf lets a text pass
-            value, mapping = getattr(self, part.name), is_dataclass(part.type)
+            value = getattr(self, part.name)
+            mapping = is_dataclass(part.type)
             valid = not (mapping and isinstance(value, str))
             require(valid, f"{part.name}={value}", "be a mapping", f"{part.name}.KEY=VALUE")
         require_printable_texts("", self)
@@ -429,7 +429,8 @@ class Config:
             rule = "go with cost=analytic or profiled, since cost=searcher knows no schedules"
             require(self.cost.knows_stages, f"space.schedules={self.space.schedules}", rule, "null")
             # schedules are compared by one reading; most have no closed form
-            self.cost.pipeline, self.cost.schedule = "simulated", "1f1b"
+            self.cost.pipeline = "simulated"
+            self.cost.schedule = "1f1b"
         if self.space.offload is not None:
             self._check_offload(f"space.offload={self.space.offload}")
         self._check_together()
@@ -477,7 +478,8 @@ class Config:
     def _check_offload(self, offload: str) -> None:
         rule = "go with cost=analytic or profiled, since cost=searcher knows no host memory"
         require(self.cost.knows_stages, offload, rule, "null")
-        exact, own = self.search.method == "exact", self.space.offload
+        exact = self.search.method == "exact"
+        own = self.space.offload
         rule = f"go with space.offload=null, not {own}: no exact method knows its continuous shares"
         require(not exact, "search.method=exact", rule, "search.method=gradient")
         self.cluster.require_host_links()

@@ -182,7 +182,8 @@ class Pricing:
 
     def _group_needs(self, priced: PricedTable) -> dict[int, Tensor]:
         """Return the factor of the memory of every node group in use that plans need, `(P,)` each."""
-        cluster, table = self.problem.cluster, priced.table
+        cluster = self.problem.cluster
+        table = priced.table
         arranged = cluster.arranged(table.node_order)
         needs: dict[int, Tensor] = {}
         for stage in range(table.pp):

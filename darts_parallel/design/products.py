@@ -98,7 +98,8 @@ def _next_product(name: str, problem: Problem) -> Iterator[tuple[str, float]]:
         yield "next generation", NETWORK
     if sense(name) < 0 or part == "inter_node":
         return
-    precision, config = problem.training.precision, problem.config.cluster
+    precision = problem.training.precision
+    config = problem.config.cluster
     first = places(name, problem.cluster)[0] or 0
     group = config.nodes[first]
     owner = config.devices[group.device] if part == "device" else group.intra_node

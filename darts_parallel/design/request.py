@@ -184,7 +184,8 @@ def _option(
 
 def _require_priceable(problem: Problem) -> None:
     """Refuse a job whose plans the bound does not cover."""
-    space, cost = problem.config.space, problem.config.cost
+    space = problem.config.space
+    cost = problem.config.cost
     covered = space.kind == "uniform" and space.offload is None and cost.knows_stages
     covered = covered and cost.term is None
     rule = "have space=uniform, space.offload=null, cost.term=null and cost=analytic"

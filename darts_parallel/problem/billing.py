@@ -54,10 +54,8 @@ def bill(objective: ObjectiveConfig, cluster: Cluster, iteration_time_s: float) 
     """
     if not objective.in_dollars or objective.num_iterations is None:
         return None
-    price, hours = (
-        price_per_hour(objective, cluster),
-        objective.num_iterations * iteration_time_s / HOUR,
-    )
+    price = price_per_hour(objective, cluster)
+    hours = objective.num_iterations * iteration_time_s / HOUR
     return Bill(price, hours, price * hours)
 
 
@@ -74,7 +72,8 @@ def worth(
 
 def _figures(objective: ObjectiveConfig, amount: Bill) -> tuple[tuple[float, float], float, float]:
     """Return what decides between bills, first and then, what is limited, and its limit."""
-    dollars, hours = amount.dollars, amount.hours
+    dollars = amount.dollars
+    hours = amount.hours
     decides = (dollars, hours) if objective.name.startswith("cost") else (hours, dollars)
     if objective.name == "time_under_budget":
         return decides, dollars, objective.budget_usd or 0.0

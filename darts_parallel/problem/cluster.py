@@ -156,8 +156,10 @@ class Failures:
         if config.mtbf_hours_per_gpu is None or config.checkpoint_GBps is None:
             return None
         checkpoint = None if config.checkpoint_GB is None else config.checkpoint_GB * 1e9
-        mtbf, bandwidth = config.mtbf_hours_per_gpu * HOUR, config.checkpoint_GBps * 1e9
-        restart, repair = config.restart_minutes * 60.0, config.repair_hours * HOUR
+        mtbf = config.mtbf_hours_per_gpu * HOUR
+        bandwidth = config.checkpoint_GBps * 1e9
+        restart = config.restart_minutes * 60.0
+        repair = config.repair_hours * HOUR
         return Failures(mtbf, bandwidth, checkpoint, restart, repair, config.spare_nodes)
 
 
@@ -338,7 +340,8 @@ class Cluster:
     @cached_property
     def node_domains(self) -> tuple[int, ...]:
         """NVLink domain of every node, in rank order; a group fills its domains one by one."""
-        domains, first = [], 0
+        domains = []
+        first = 0
         for group in self.groups:
             domains += [first + node // group.domain_nodes for node in range(group.count)]
             first = domains[-1] + 1 if domains else 0
@@ -358,7 +361,8 @@ class Cluster:
         """Ranks in the order of the pipeline: the place of every device of `rank_nodes`."""
         if not self.node_order:
             return tuple(range(self.num_devices))
-        ranks, first = [], 0
+        ranks = []
+        first = 0
         for kind in self.node_types:
             ranks.append(range(first, first + self.groups[kind].gpus))
             first += self.groups[kind].gpus
@@ -427,7 +431,8 @@ class Cluster:
 
     def boundary_topology(self, stage: int, pp: int) -> BoundaryTopology:
         """Return the link between `stage` and the next; behind the last comes the first."""
-        places, following = self._places(stage, pp), self._places((stage + 1) % pp, pp)
+        places = self._places(stage, pp)
+        following = self._places((stage + 1) % pp, pp)
         inside = len({self.node_domains[node] for node, _ in places + following}) == 1
         senders, receivers = (
             max(Counter(node for node, _ in part).values()) for part in (places, following)

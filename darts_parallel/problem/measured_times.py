@@ -128,7 +128,8 @@ def read_profiles(source: str | Path) -> Profiles:
             f"cost.profile={path} must be a CSV file, or a folder that holds {FORWARD_FILE}; "
             "try cost=analytic, which needs none."
         )
-    layers, second = _read_layers(path / FORWARD_FILE), path / MULTIPLIER_FILE
+    layers = _read_layers(path / FORWARD_FILE)
+    second = path / MULTIPLIER_FILE
     return Profiles(str(path), layers, _read_multipliers(second) if second.exists() else {})
 
 
@@ -149,7 +150,8 @@ def _read_multipliers(path: Path) -> Multipliers:
     found: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
     for place, row in read_rows(path, MULTIPLIER_COLUMNS):
         sizes = found.setdefault((row["model"], row["gpu"], row["layer_kind"]), [])
-        size, least = row["micro_batch"], sizes[-1][0] + 1 if sizes else 1
+        size = row["micro_batch"]
+        least = sizes[-1][0] + 1 if sizes else 1
         if size < least or (not sizes and size != 1):
             raise ConfigError(f"{place}: micro_batch={size} must begin at 1 and rise; try {least}.")
         sizes.append((size, row["multiplier"]))
@@ -194,7 +196,8 @@ def read_rows(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) 
 
 
 def _number(place: str, key: str, text: str) -> float:
-    whole, least = key in WHOLE, WHOLE.get(key, 0)
+    whole = key in WHOLE
+    least = WHOLE.get(key, 0)
     try:
         value: float = int(text) if whole else float(text)
     except ValueError:
@@ -283,7 +286,8 @@ class MeasuredTimes:
                 `(C,)`.
             sizes: Sequences of a micro-batch, shape `(O, C)`.
         """
-        entries, pairs = self.by_device[device], zip(*(d.tolist() for d in degrees), strict=True)
+        entries = self.by_device[device]
+        pairs = zip(*(d.tolist() for d in degrees), strict=True)
         names = [(f"{kind}+sp" if shards > 1 else kind, int(tp)) for tp, shards in pairs]
         rows = [entries.get((name, tp), entries.get((kind, tp))) for name, tp in names]
         known = [(row.sizes, getattr(row, name)) for row in rows if row is not None]

@@ -140,7 +140,8 @@ class Model:
 
     def on_ranks(self, tp: int) -> "Model":
         """Return the model of which each of `tp` ranks has a part: with copies of key-value heads."""
-        heads, near = self.config.num_kv_heads, self.config.window_kv_heads
+        heads = self.config.num_kv_heads
+        near = self.config.window_kv_heads
         if not self.replicated_key_values or heads is None or tp <= heads:
             return self
         copied = replace(self.config, num_kv_heads=tp, window_kv_heads=near and max(near, tp))

@@ -85,7 +85,8 @@ def order_label(cluster: Cluster) -> str:
 def _blocks(cluster: Cluster, pp: int) -> tuple[Counts, Counts] | None:
     """Return nodes per block and number of blocks by type; None if a block would be split."""
     stage = cluster.num_devices // pp
-    nodes, size = Counter(cluster.node_types), {}
+    nodes = Counter(cluster.node_types)
+    size = {}
     for kind in cluster.types:
         gpus = cluster.groups[kind].gpus
         size[kind] = lcm(stage, gpus) // gpus

@@ -109,9 +109,11 @@ class Problem:
 
 def _model(config: Config, block: LayerSpec | None) -> Model:
     """Build the chain; some trainers keep embedding and head on the stage of a block."""
-    training, hybrid = config.training, config.model.hybrid_override_pattern is not None
+    training = config.training
+    hybrid = config.model.hybrid_override_pattern is not None
     ends = config.rules.whole_ends
-    halves, rank = config.space.cut == HALF_BLOCK, training.lora_rank
+    halves = config.space.cut == HALF_BLOCK
+    rank = training.lora_rank
     joined = ends == "always" or ((hybrid or halves) and ends == "hybrids")
     targets = tuple(training.lora_targets)
     copies = config.rules.replicated_key_values

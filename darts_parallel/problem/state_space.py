@@ -111,7 +111,9 @@ def _delta_net(config: ModelConfig) -> LayerSpec:
     """
     h = config.hidden_size
     heads = state_space_heads(config)
-    size, state, chunk = config.mamba_head_dim, config.mamba_state_dim, config.mamba_chunk_size
+    size = config.mamba_head_dim
+    state = config.mamba_state_dim
+    chunk = config.mamba_chunk_size
     inner = heads * size
     wide = heads * state  # keys, repeated for the heads of the values
     mixed = inner + 2 * config.mamba_num_groups * state

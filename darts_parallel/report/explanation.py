@@ -366,7 +366,8 @@ def memory_table(outcome: Outcome) -> Table:
 
     Of many stages the first, last, slowest and fullest have one.
     """
-    problem, plan = outcome.problem, outcome.plan
+    problem = outcome.problem
+    plan = outcome.plan
     cluster = problem.cluster.arranged(plan.node_order)
     memories = [device.memory for device in cluster.stage_devices(plan.pp)]
     unit, size = memory_unit(max(memories))

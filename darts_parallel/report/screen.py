@@ -76,7 +76,9 @@ def headline(outcome: Outcome) -> list[Text]:
 
 def _headline(outcome: Outcome) -> Iterator[Text]:
     """Yield the lines of the headline but the warning."""
-    problem, plan, cost = outcome.problem, outcome.plan, outcome.cost
+    problem = outcome.problem
+    plan = outcome.plan
+    cost = outcome.cost
     yield Text(_job_words(problem), "bold")
     yield from (Text(words, "yellow") for words in outcome.assumed)
     yield Text(plan.describe(problem.training.global_batch_size), "bold cyan")
@@ -96,7 +98,8 @@ def _headline(outcome: Outcome) -> Iterator[Text]:
 
 def _unfit_words(outcome: Outcome) -> str:
     """Name the stage that is over its memory most, with its bytes, or the key that the plan breaks."""
-    cost, space = outcome.cost, outcome.problem.config.space
+    cost = outcome.cost
+    space = outcome.problem.config.space
     limits = [whole * (1.0 - outcome.problem.margin) for whole in cost.capacity_bytes]
     shares = [used / most for used, most in zip(cost.memory_bytes, limits, strict=True)]
     stage = shares.index(max(shares))

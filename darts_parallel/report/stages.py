@@ -81,14 +81,16 @@ def stage_table(outcome: Outcome, *, every: bool = False) -> Table:
 
 def notable_stages(cost: CostBreakdown) -> set[int]:
     """Return the first, last, slowest and fullest stage."""
-    full, times = cost.fullness, cost.stage_times_s
+    full = cost.fullness
+    times = cost.stage_times_s
     slowest = [times.index(max(times))] if times else []
     return {0, len(full) - 1, full.index(max(full)), *slowest}
 
 
 def _stage_line(outcome: Outcome, stage: int, every: bool) -> _StageLine:
     """Return the words of the report for a stage."""
-    plan, cost = outcome.plan, outcome.cost
+    plan = outcome.plan
+    cost = outcome.cost
     layers = _layers_of(plan, [stage])
     kinds = Counter(outcome.problem.model.layers[i].kind for i in layers)
     time = seconds(cost.stage_times_s[stage]) if cost.stage_times_s else ""
@@ -113,7 +115,9 @@ def _memory_cell(outcome: Outcome, stage: int, *, alone: bool) -> Text:
 
 def _stage_cells(outcome: Outcome, line: _StageLine, stages: Sequence[int]) -> list[str | Text]:
     """Return the cells of stages that share a line, up to their memory."""
-    plan, cost, first = outcome.plan, outcome.cost, stages[0]
+    plan = outcome.plan
+    cost = outcome.cost
+    first = stages[0]
     cluster = outcome.problem.cluster.arranged(plan.node_order)
     size = cluster.num_devices // plan.pp
     ranks = [cluster.pipeline_ranks[k * size + i] for k in stages for i in range(size)]

@@ -66,7 +66,8 @@ class ScaledDotProduct(nn.Module):
 
     def __init__(self, causal: bool, fused: bool) -> None:
         super().__init__()
-        self.causal, self.fused = causal, fused
+        self.causal = causal
+        self.fused = fused
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attend with queries of shape `(B, heads, T, D)`, keys and values of `(B, kv heads, T, D)`."""

@@ -254,7 +254,8 @@ class Workers(AbstractContextManager["Workers"]):
             pool.shutdown(cancel_futures=True)
         for process in self._processes:
             process.join()
-        self._processes, self._pools = [], []
+        self._processes = []
+        self._pools = []
         self._folder.cleanup()
 
 

@@ -192,7 +192,9 @@ class _Problem:
             else:
                 break
             gain = 1.0 - now / lowest
-            latent, found, lowest = there, tried, now
+            latent = there
+            found = tried
+            lowest = now
             print(f"step {step + 1}: loss {lowest:.2f}")
             if gain < TOLERANCE:
                 break
