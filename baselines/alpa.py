@@ -44,7 +44,7 @@ def _plan(outer: OuterChoice, incumbent: Incumbent) -> None:
     if split is None:
         return
     starts = split[1]
-    choices: list[int] = []
+    choices = []
     for stage, (first, end) in enumerate(pairwise([*starts, number])):
         answer = program.solve(stage, first, end)
         if answer is None:
@@ -62,7 +62,7 @@ def _segment_seconds(
 ) -> Array:
     """Return the seconds of every segment of clusters, `(N,)`; infinite where nothing fits."""
     seconds = np.full(len(segments), np.inf)
-    full: set[tuple[int, int]] = set()
+    full = set()
     for row in range(len(segments)):
         stage = int(segments.stage[row])
         first = int(segments.first[row])

@@ -63,7 +63,7 @@ def _plan(outer: OuterChoice, incumbent: Incumbent) -> None:
         chosen = allowed[:, rows].argmin(axis=0)
         paid = float(once[chosen, rows].max())
         best = min(best, split[0] + paid)
-        choices: list[int] = []
+        choices = []
         for sample, row in zip(chosen.tolist(), rows.tolist(), strict=True):
             choices += options[sample].strategies(row)
         incumbent.offer(outer.table, outer.plans(split[1], choices))

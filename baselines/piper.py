@@ -26,7 +26,7 @@ def offer_plans(incumbent: Incumbent) -> None:
         starts = bottleneck_split(segments, loads.min(axis=0))
         if starts is None:
             continue
-        choices: list[int] = []
+        choices = []
         for row in segments.rows_of(starts).tolist():
             fastest = options[int(loads[:, row].argmin())]
             choices += fastest.strategies(row)

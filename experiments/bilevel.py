@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import exp, isfinite, log
 from statistics import mean, median
-from typing import Any
 
 import numpy as np
 import torch
@@ -249,7 +248,7 @@ def p_of_signs(logs: Sequence[float]) -> float:
 
     if len(logs) < 2 or not any(logs):
         return 1.0
-    given: dict[str, Any] = {"permutation_type": "samples", "rng": 0}
+    given = {"permutation_type": "samples", "rng": 0}
     test = permutation_test((np.array(logs),), np.mean, n_resamples=RESAMPLES, **given)
     return float(test.pvalue)
 

@@ -147,9 +147,7 @@ def solve(task: tuple[str, int]) -> list[StageRow]:
             StageRow(name, variant, seed, time.process_time() - began, **stages, optimum=optimum)
         )
     seconds = rows[0].cpu_s
-    solvers: dict[str, Callable[[], float]] = {
-        NO_DESCENT: partial(_polished, tables, replace(settings, max_seconds=seconds), seed)
-    }
+    solvers = {NO_DESCENT: partial(_polished, tables, replace(settings, max_seconds=seconds), seed)}
     for rival in RIVALS:
         solvers[rival] = partial(_of_rival, rival, tables, seconds, seed)
     if own:
@@ -192,7 +190,7 @@ def report(rows: Sequence[StageRow]) -> str:
     """Return medians by stage and variant, wins and losses, and the rows of unproven problems."""
     closed = [row for row in rows if isfinite(row.optimum)]
     own = [row for row in rows if not isfinite(row.optimum)]
-    parts: list[str | list[str]] = []
+    parts = []
     if closed:
         fits = [f"{name} {_fitting(closed, name)}" for name in LOOPS]
         lines = [(name, *_cells(closed, name)) for name in (*LOOPS, NO_DESCENT, *RIVALS)]

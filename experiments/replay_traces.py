@@ -14,7 +14,7 @@ the end of its last operation.
 import csv
 import gzip
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -214,7 +214,7 @@ def _after_passes(step: RecordedStep, ends: Floats) -> float:
 
     def shortest(kind: str, **place: int) -> float:
         """Return the seconds of a collective without waiting; 0 where it was not recorded."""
-        own: Iterable[RecordedOperation] = step.entries.get(kind, ())
+        own = step.entries.get(kind, ())
         chosen = (e for e in own if all(getattr(e, key) == value for key, value in place.items()))
         return min((entry.duration for entry in chosen), default=0.0)
 

@@ -196,7 +196,7 @@ class FasopCase:
         shifts = len(nodes) if np.count_nonzero(self.counts) > 1 else 1
         placements = np.stack([np.roll(nodes, -shift) for shift in range(shifts)])
         gpus = self.gpus_per_node * len(nodes)
-        found: list[FasopDegrees] = []
+        found = []
         for tp, dp in product(divisors(min(self.gpus_per_node, MAX_TP)), divisors(gpus)):
             pp = gpus // (tp * dp)
             if tp * dp * pp == gpus and batch % dp == 0 and pp <= self.job.num_blocks:
@@ -325,7 +325,7 @@ class Strategies:
         ends = self.pipeline_ends(counts if timed is None else timed)
         memory = np.array([node.memory for node in self.case.types])[self.stage_type]
         fits = (self.memory_bytes(counts) <= memory).all(1)
-        columns: list[list[float]] = []
+        columns = []
         for shared in (True, False):
             syncs = self.sync_seconds(counts, shared=shared)
             seconds = np.where(fits, (ends + syncs).max(1), np.inf)

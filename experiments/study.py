@@ -85,8 +85,8 @@ def run_study(study: Study[Task, Row], tasks: Mapping[str, Task], options: Study
         tasks: Every task by the name that is shown when it is done.
     """
     folder = Path(options.out or f"outputs/{study.name}")
-    done: dict[str, Sequence[Row]] = {}
-    rows: list[Row] = []
+    done = {}
+    rows = []
     status = 0
     try:
         for name, found in solve_all(study.solve, tasks, options.jobs):

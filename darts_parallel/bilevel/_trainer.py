@@ -139,7 +139,7 @@ class WeightTrainer:
         if groups > 1:
             small, large = squared_norms(gradients)
             self.noise.update(small, large, len(tokens) // groups, len(tokens))
-        mean: list[Tensor] = []
+        mean = []
         final = {name: gradient.mean(0) for name, gradient in gradients.items()}
         for index, (reducer, (pairs, mixture)) in enumerate(
             zip(self.reducers, mixtures, strict=True)

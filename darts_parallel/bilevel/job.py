@@ -91,7 +91,7 @@ def compared(
     plans = {REFERENCE: loop.best_plan(loop.settings.global_batch_size, exact)}
     for batch in loop.prices.by_batch:
         plans[f"batch {batch}"] = loop.best_plan(batch)
-    schedules: dict[str, Sequence[TrainingPhase]] = {SCHEDULE: phases}
+    schedules = {SCHEDULE: phases}
     schedules |= {
         name: [TrainingPhase(0, plan)] for name, plan in plans.items() if plan is not None
     }

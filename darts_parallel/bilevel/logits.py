@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, nan
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -118,7 +117,7 @@ class UpperLevel:
         leading = torch.cat([merit.amin(1) for merit in priced.merits])
         weights = torch.softmax(self.outer_logits, 0)
         (total + (weights * leading).sum()).backward()  # type: ignore[no-untyped-call]
-        now: dict[str, Any] = {"step": self.step_number, "schedules": self._schedules()}
+        now = {"step": self.step_number, "schedules": self._schedules()}
         now["seconds"] = time.perf_counter() - self.began
         now["outer_weights"] = self._outer_weights(weights.tolist())
         record = self._lead(priced).record(**now, best_time_s=nan)

@@ -81,7 +81,7 @@ class Retraining:
         plan = phases[0].plan
         spent = 0.0
         losses: list[float] = []
-        curve: list[tuple[float, float]] = []
+        curve = []
         while spent < seconds:
             if trainer.step in begins:
                 plan = begins[trainer.step]

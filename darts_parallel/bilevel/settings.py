@@ -24,7 +24,7 @@ def trainable(problem: Problem) -> ModelConfig:
     config = problem.model.config
     heads = config.num_heads
     own_share = config.hidden_size // heads
-    rules: dict[str, tuple[int | None, int | None]] = {
+    rules = {
         "num_kv_heads": (config.kv_heads, heads),
         "head_dim": (config.head_size, own_share),
         "num_encoder_layers": (config.num_encoder_layers, 0),

@@ -175,8 +175,8 @@ class JointSpace:
             InfeasibleError: no plan fits the memory.
         """
         refuse_unsearched(problem)
-        tables: list[CostTable] = []
-        owners: list[int] = []
+        tables = []
+        owners = []
         for batch in batches:
             for table in build_tables(problem.with_training(global_batch_size=batch)):
                 tables.append(_without_dominated(table))
@@ -238,7 +238,7 @@ def _without_dominated(table: CostTable) -> CostTable:
     groups: dict[Candidate, list[int]] = {}
     for index, choice in enumerate(table.choices):
         groups.setdefault(Candidate.of(choice), []).append(index)
-    kept: list[int] = []
+    kept = []
     for members in groups.values():
         left = without_dominated(table.keep_choices(members)).choices
         kept += [index for index in members if table.choices[index] in left]

@@ -146,7 +146,7 @@ class Job(Watcher):
             require_agreement(planned.plan, problem.config, self.overrides)
         cost = evaluate(planned.plan, problem)
         self._refuse(planned.plan, cost)
-        elasticities: dict[str, float] = {}
+        elasticities = {}
         with self._beside("the sensitivity"), suppress(KeyboardInterrupt):
             elasticities = sensitivity(planned.plan, problem)
         assumed = tuple(self._assumed(problem, planned.plan))

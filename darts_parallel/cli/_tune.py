@@ -89,7 +89,7 @@ def run_tuning(problem: Problem, folder: Path, console: Console) -> float:
     if not settings["force"]:
         trials = [_believed(problem, trial, console) for trial in trials]
     state = tune(problem, plan, trials, _risk_levels(problem, source))
-    said: list[str] = []
+    said = []
     if logged is not None:
         name = f"{logged} ({run.seconds:.6g} s)"
         problem = with_run(problem, replace(trials[-1], name=name))
@@ -99,7 +99,7 @@ def run_tuning(problem: Problem, folder: Path, console: Console) -> float:
         files[folder / f"plan_{number}.json"] = proposal
         write_json(folder / f"plan_{number}.json", _plan_file(problem, proposal))
     best = state.proposals[0]
-    found: dict[str, Any] = {"from": source, "scale": state.scale, "excluded": state.excluded}
+    found = {"from": source, "scale": state.scale, "excluded": state.excluded}
     found["trials"] = [
         {"plan": trial.name, "seconds": trial.seconds, "memory_bytes": trial.memory_bytes}
         for trial in trials

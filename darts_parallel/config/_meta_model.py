@@ -299,7 +299,7 @@ def _left_out(module: Any, count: float, tokens: int, top_k: int | None) -> floa
     decays = any(hasattr(part, "A_log") for part in module.children())  # Kimi's gate is a part
     if hasattr(module, "A_log") or (decays and hasattr(module, "conv1d")):
         linear = filter(lambda part: type(part) is torch.nn.Linear, module.modules())
-        numbers: int = sum(part.weight.numel() for part in linear)
+        numbers = sum(part.weight.numel() for part in linear)
         return count - 2.0 * tokens * numbers
     experts = [p for p in module.parameters(recurse=False) if p.dim() == 3]
     if experts and top_k and count == 2.0 * tokens * sum(map(torch.numel, experts)):

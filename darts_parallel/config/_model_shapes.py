@@ -296,7 +296,7 @@ class ShapeReader:
                 size = getattr(module, key, None)
                 if isinstance(size, int):
                     return size
-        heads: int = self.config.num_attention_heads
+        heads = self.config.num_attention_heads
         return out.inputs // heads
 
     def _latent(self, parts: list[MetaPart], out: MetaPart) -> None:
@@ -412,7 +412,7 @@ class ShapeReader:
     def _ends(self, parts: list[MetaPart], stacks: int) -> None:
         """Read tables, norms and head outside of the blocks."""
         tied = self.head is None or self.head.weight is self.table.weight
-        fields: Fields = {"tie_embeddings": tied, "learned_positions": False, "output_bias": False}
+        fields = {"tie_embeddings": tied, "learned_positions": False, "output_bias": False}
         # without scales no shape says how many final norms there are
         unscaled = not self.fields.get("norm_scale", True)
         counts = {"final_norm": stacks if unscaled else 0, "embedding_norm": 0}

@@ -183,7 +183,7 @@ def with_tried_value(sentence: str, overrides: Sequence[str], extra_dir: str | N
 
 
 def _loaded(overrides: list[str], extra_dir: str | None, check: Check) -> Config:
-    arguments: list[Any] = with_own_job(without_words(with_box(overrides)), extra_dir)
+    arguments = with_own_job(without_words(with_box(overrides)), extra_dir)
     if extra_dir is not None:
         if not Path(extra_dir).is_dir():
             rule = "be a folder"

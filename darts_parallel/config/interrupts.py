@@ -17,7 +17,7 @@ def children_without_interrupts() -> Iterator[None]:
     print the child's traceback. A blocked signal stays blocked in children; here it waits, and
     where another thread of the process hears it, the handler does.
     """
-    heard: list[Any] = []
+    heard = []
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     first = threading.current_thread() is threading.main_thread()  # no other one may set handlers
     before = signal.signal(signal.SIGINT, lambda *given: heard.append(given)) if first else None

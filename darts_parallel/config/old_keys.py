@@ -138,7 +138,7 @@ def _replaced(values: dict[Any, Any], name: str, key: str, old: OldKey) -> Itera
 def current_folder(folder: str) -> str:
     """Return a folder of configuration files, or a copy if files have old keys."""
     files = [*Path(folder).glob("*.yaml"), *Path(folder).glob("*/*.yaml")]
-    changed: dict[Path, str] = {}
+    changed = {}
     for path in files:
         with suppress(OSError, ValueError, YAMLError, OmegaConfBaseException):
             text = read_text(path)

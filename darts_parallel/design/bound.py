@@ -21,7 +21,7 @@ Tangents move to where the bound is lowest until it rises no more.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -224,7 +224,7 @@ def _least_weights(value: Callable[[Array], tuple[float, Array]], start: Array) 
     from scipy.optimize import minimize
 
     whole = {"type": "eq", "fun": lambda weights: weights.sum() - 1.0, "jac": np.ones_like}
-    arguments: dict[str, Any] = {"jac": True, "method": "SLSQP", "constraints": whole}
+    arguments = {"jac": True, "method": "SLSQP", "constraints": whole}
     arguments["bounds"] = [(0.0, 1.0)] * len(start)
     arguments["options"] = {"maxiter": 100, "ftol": NO_GAIN}
     found = minimize(value, start, **arguments)

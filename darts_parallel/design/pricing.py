@@ -80,7 +80,7 @@ class _Factors:
             for place in places(name, cluster):
                 own = inside.setdefault((figure, place), [])
                 own.append(index)
-        products: list[list[int]] = []
+        products = []
         self.rows: list[Factor] = []
         """Number of the factor by figure and place."""
         for (name, place), own in inside.items():

@@ -109,7 +109,7 @@ def read_flags(text: str) -> list[Flag]:
 
 def yaml_word(value: Any) -> str:
     """Write a name, a number or a flag as YAML does."""
-    text: str = yaml.safe_dump(value, width=inf)
+    text = yaml.safe_dump(value, width=inf)
     return text.partition("\n")[0]
 
 
@@ -185,7 +185,7 @@ class Request:
     def chunks(self) -> tuple[ChunkContent, ...]:
         """Contents of every chunk in order of layers; chunk c runs on stage `c % pp`."""
         kinds = [layer.kind for layer in self.problem.model.layers]
-        chunks: list[ChunkContent] = []
+        chunks = []
         block = 0
         for first, end in pairwise(self.plan.boundaries):
             inside = kinds[first:end]

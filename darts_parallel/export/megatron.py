@@ -119,7 +119,7 @@ def _packing_flags(job: Request) -> list[Flag]:
 
 def _flags_of_schedulers(training: TrainingConfig) -> list[Flag]:
     """Return the flags of the versions that have `--sequence-packing-scheduler`."""
-    flags: list[Flag] = [
+    flags = [
         ("sequence-packing-scheduler", training.sequence_packing_scheduler),
         ("max-seqlen-per-dp-cp-rank", training.max_seqlen_per_dp_cp_rank),
         *read_flags(PER_TOKEN),
@@ -144,7 +144,7 @@ def packing_flags(training: TrainingConfig, pp: int) -> dict[str, str]:
     found = {"dev d48bd6be, PR 5123, PR 5679, PR 5811": _flags_of_schedulers(training)}
     if training.sequence_packing_scheduler == DYNAMIC and pp == 1:
         budget = ("max-seqlen-per-dp-cp-rank", training.max_seqlen_per_dp_cp_rank)
-        hybrid: list[Flag] = [("hybrid-context-parallel", None), budget, *read_flags(PER_TOKEN)]
+        hybrid = [("hybrid-context-parallel", None), budget, *read_flags(PER_TOKEN)]
         found["0.16 to 0.19, main d98e8a64, PR 2054, PR 2282 (another scheduler)"] = hybrid
     return {name: " ".join(_line(flag).strip() for flag in flags) for name, flags in found.items()}
 
@@ -305,7 +305,7 @@ def _recompute_flags(job: Request) -> list[Flag]:
         return [("recompute-granularity", "selective"), *megatron_recompute_modules(job)]
     if "selective" in kinds:
         job.refuse("recompute=selective for some blocks only, and its granularity is one for all")
-    full: Flag = ("recompute-granularity", "full")
+    full = ("recompute-granularity", "full")
     if kinds == {"full"}:  # of half blocks two share one kept input, as the plan counts
         layers = 2 if job.half_blocks else 1
         return [full, ("recompute-method", "uniform"), ("recompute-num-layers", layers)]
@@ -325,7 +325,7 @@ def _recompute_flags(job: Request) -> list[Flag]:
 def _model_flags(job: Request) -> list[Flag]:
     config = job.model
     hybrid = hybrid_flags(job)
-    flags: list[Flag] = hybrid or [("num-layers", config.num_layers)]
+    flags = hybrid or [("num-layers", config.num_layers)]
     flags += [
         ("hidden-size", config.hidden_size),
         ("ffn-hidden-size", config.mlp_width),

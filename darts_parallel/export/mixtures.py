@@ -46,7 +46,7 @@ def _expert_flags(job: Request) -> list[Flag]:
             "equal values of both",
         )
     values = _expert_values(config, training.moe_token_dispatcher_type)
-    flags: list[Flag] = [(name, value) for name, value in values.items() if value is not None]
+    flags = [(name, value) for name, value in values.items() if value is not None]
     if training.moe_token_dispatcher_type == "flex":
         wide = any(group.domain_nodes > 1 for group in job.problem.cluster.groups)
         flags.append(("moe-flex-dispatcher-backend", "hybridep" if wide else "deepep"))

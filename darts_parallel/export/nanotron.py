@@ -162,7 +162,7 @@ def _run(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
 
 def _model(config: ModelConfig) -> dict[str, Any]:
     """Return the sizes of the model."""
-    sizes: dict[str, Any] = {
+    sizes = {
         "name": config.name,
         "multiple": VOCABULARY_MULTIPLE,
         "hidden": config.hidden_size,

@@ -64,7 +64,7 @@ def export(job: Request) -> Exported:
     job.settle()
     recompute = {"full": "FullAC", "selective": "SelectiveAC"}.get(job.recompute(), "")
     pipeline = job.plan.pp > 1
-    files: dict[str, str] = {}
+    files = {}
     lines = _assignments("parallelism", parallelism_fields(job, strategy))
     if pipeline and job.plan.passes.pytorch is None:
         files[ORDER] = "\n".join(map(",".join, job.plan.pass_names)) + "\n"
@@ -156,7 +156,7 @@ def parallelism_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     plan = job.plan
     replicas, sharded = job.shard_degrees(strategy)
     gathered_again = "always" if strategy.zero_stage == 3 else "never"
-    values: dict[str, Any] = {
+    values = {
         "data_parallel_replicate_degree": replicas,
         "data_parallel_shard_degree": sharded,
         "fsdp_reshard_after_forward": gathered_again,

@@ -69,7 +69,7 @@ def measure_link(
     group, _ = distributed.new_subgroups_by_enumeration(groups.tolist())  # type: ignore[no-untyped-call]
     # all ranks of a node send at once between nodes, and share what leaves it
     sharing = 1 if inside else machine.ranks_per_node
-    cases: list[Case] = []
+    cases = []
     for power in range(MOST_SIZES):
         size = SMALLEST * 4**power
         if size <= max(largest, SMALLEST):

@@ -300,7 +300,7 @@ class Cluster:
                 f"training.software={software.name or 'null'} has no part in the figures of "
                 f"cluster={config.name}; try training.software={config.runs_of or 'null'}."
             )
-        devices: dict[str, Device] = {}
+        devices = {}
         for name in config.used_devices:
             own = config.devices[name]
             if not config.runs:

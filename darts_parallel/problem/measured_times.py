@@ -199,7 +199,7 @@ def _number(place: str, key: str, text: str) -> float:
     whole = key in WHOLE
     least = WHOLE.get(key, 0)
     try:
-        value: float = int(text) if whole else float(text)
+        value = int(text) if whole else float(text)
     except ValueError:
         value = nan
     if isfinite(value) and value >= least:

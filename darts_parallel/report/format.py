@@ -30,7 +30,7 @@ def run_lengths(strategies: Sequence[LayerStrategy]) -> str:
 
 def layer_ranges(names: Sequence[str]) -> str:
     """Return layer names with consecutive numbers joined, e.g. `embedding, layers 0-4`."""
-    parts: list[str] = []
+    parts = []
     both_halves = re.compile(r"(layers\.\d+)\.attention \1\.mlp\b")
     numbered = [name.rpartition(".") for name in both_halves.sub(r"\1", " ".join(names)).split()]
     for kind, run in groupby(numbered, key=lambda part: part[0]):

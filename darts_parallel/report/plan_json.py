@@ -97,7 +97,7 @@ def _parallelism(plan: Plan, problem: Problem) -> dict[str, int | None]:
     def micro_batch_size(layer: LayerStrategy) -> int:
         return batch // (layer.dp * plan.num_micro_batches)
 
-    degrees: dict[str, int | None] = {}
+    degrees = {}
     degrees["dp"] = _common(layer.dp for layer in plan.layers)
     degrees["tp"] = _common(layer.tp for layer in plan.layers)
     degrees["pp"] = plan.pp

@@ -89,7 +89,7 @@ class Tracker:
 
 def override_values(overrides: Sequence[str]) -> dict[str, bool | str | float | int]:
     """Return keys and values of overrides; numbers and truth values as such."""
-    found: dict[str, bool | str | float | int] = {}
+    found = {}
     for override in overrides:
         key, _, text = override.lstrip("+").partition("=")
         try:

@@ -230,7 +230,7 @@ def build(
     """Build all chunks of this rank; collective where groups are warmed up."""
     shared = share_one_table(problem, plan)
     dtype = compute_dtype(problem)
-    chunks: dict[int, StageChunk] = {}
+    chunks = {}
     units: Units = {}
     apart = (LOSS, "embedding", "head") if shared else (LOSS,)
     for place, (first, end) in enumerate(pairwise(plan.boundaries)):

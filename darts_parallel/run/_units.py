@@ -357,7 +357,7 @@ def own_parameters(modules: Modules) -> Named:
 
 def _apart(modules: Iterable[nn.Module]) -> set[nn.Parameter]:
     """Return the parameters of the experts inside modules that are no experts themselves."""
-    found: set[nn.Parameter] = set()
+    found = set()
     for module in modules:
         bank = None if isinstance(module, ExpertBank) else expert_bank(module)
         if bank is not None:

@@ -41,7 +41,7 @@ class Reference:
         """Build the model with the weights that `seed` gives every process."""
         config = problem.model.config
         fused = problem.training.fused_attention
-        layers: dict[str, nn.Module] = {}
+        layers = {}
         for spec in problem.model.layers:
             if spec.name != LOSS:
                 layer = build_layer(config, fused, spec.name, config.vocab_size, seed)
@@ -232,7 +232,7 @@ def _compare(engine: Engine, reference: Reference | None) -> dict[str, float]:
 
 def _shapes_everywhere(wanted: Gradients) -> Shapes:
     """Return the shapes of rank 0's gradients by name, on every rank; collective."""
-    shapes: list[Any] = [{name: tuple(gradient.shape) for name, gradient in wanted.items()}]
+    shapes = [{name: tuple(gradient.shape) for name, gradient in wanted.items()}]
     dist.broadcast_object_list(shapes, src=0)
     return shapes[0]
 

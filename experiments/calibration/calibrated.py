@@ -98,7 +98,7 @@ class Quantity:
 
 def read_quantities() -> tuple[Quantity, ...]:
     """Read `priors.yaml`."""
-    entries: dict[str, Any] = read_yaml(Path(__file__).parents[1] / "data" / "priors.yaml")
+    entries = read_yaml(Path(__file__).parents[1] / "data" / "priors.yaml")
     found = []
     for name, own in entries.items():
         known = own.get("known", ())

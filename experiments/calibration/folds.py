@@ -208,7 +208,7 @@ HeldOutByKind = Mapping[str, Sequence[HeldOut]]
 
 def folds(cases: Sequence[MeasuredCase], kind: str) -> dict[str, set[int]]:
     """Group the indices of runs by fold."""
-    members: dict[str, set[int]] = defaultdict(set)
+    members = defaultdict(set)
     for i, case in enumerate(cases):
         members[getattr(case.run, KINDS[kind])].add(i)
     return dict(sorted(members.items()))
@@ -254,7 +254,7 @@ def cross_validate(
 
 def fold_errors(held: Sequence[HeldOut]) -> dict[str, ErrorSummary]:
     """Summarize the errors by fold, then of the runs that `TOTALS` names."""
-    ratios: dict[str, list[float]] = defaultdict(list)
+    ratios = defaultdict(list)
     for h in held:
         for name in (h.fold, h.total, TOTALS[-1]):
             ratios[name].append(h.ratio)
@@ -353,7 +353,7 @@ def pair_spread(held: Sequence[HeldOut]) -> float:
     every job the width whose 80 % interval holds 80 % of its pairs; of the jobs the median: a sweep of
     fifty plans is one job too.
     """
-    jobs: dict[object, list[float]] = defaultdict(list)
+    jobs = defaultdict(list)
     for h in held:
         jobs[job_of(h.case.run)].append(h.error)
     widths = []

@@ -66,7 +66,7 @@ def build_case(run: MeasuredRun) -> MeasuredCase:
 
 def read_cases(runs: Sequence[MeasuredRun]) -> list[MeasuredCase | str]:
     """Turn every run into a case, or the reason why it is none."""
-    result: list[MeasuredCase | str] = []
+    result = []
     for run in runs:
         try:
             result.append(run.skipped or build_case(run))

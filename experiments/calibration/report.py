@@ -118,7 +118,7 @@ def predict_runs(runs: Sequence[MeasuredRun], parameters: Calibrated) -> list[Ro
 
 def error_rows(outcomes: Sequence[RowOutcome]) -> Rows:
     """Write one line a file, and one of all: rows, seconds errors, memory errors."""
-    files: dict[str, list[RowOutcome]] = defaultdict(list)
+    files = defaultdict(list)
     for outcome in outcomes:
         files[outcome.file.removesuffix(".csv")].append(outcome)
     lines = []
@@ -154,7 +154,7 @@ def ranking_rows(jobs: Sequence[JobRanking]) -> Rows:
 
 def held_out_lines(kind: str, held_out: HeldOutByKind) -> list[str]:
     """Write what a kind of fold says of the order of plans, and its table: every fold, then all."""
-    rows: list[tuple[str, ...]] = []
+    rows = []
     held = held_out[kind]
     for part in PARTS:
         scores = standardized(held_out, kind, part)
@@ -264,7 +264,7 @@ def rival_lines(held: Sequence[HeldOut], path: Path = RIVALS) -> list[str]:
         held: Left-out runs; a program gets its factor of a device from the runs of other folds.
     """
     own = {(h.case.run.file, str(h.case.run.row)): h for h in held if h.part == PARTS[0]}
-    told: dict[str, list[tuple[HeldOut, HeldOut]]] = defaultdict(list)
+    told = defaultdict(list)
     with path.open(encoding="utf-8", newline="") as file:
         for cells in csv.DictReader(file):
             if mine := own.get((cells["file"], cells["row"])):

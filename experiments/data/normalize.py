@@ -207,8 +207,8 @@ def _switches(row: TableRow, framework: Entry) -> Fields:
 
     An entry of the table names versions, sources or devices, never a framework alone.
     """
-    known: Fields = {}
-    origin: dict[str, str] = {}
+    known = {}
+    origin = {}
     named = replace(row, cells=row.cells | {"framework": framework["name"]})
     lora = row.says("lora")
     for key in SWITCHES:

@@ -146,8 +146,8 @@ def read_tables(path: str) -> tuple[dict[str, list[TableRow]], list[tuple[str, s
     )
     if not files:
         raise ConfigError(f"data={path} must hold a CSV file; try a folder with one.")
-    tables: dict[str, list[TableRow]] = {}
-    others: list[tuple[str, str]] = []
+    tables = {}
+    others = []
     for file in files:
         try:
             tables[file.name] = _rows(file)
@@ -162,7 +162,7 @@ def _rows(path: Path) -> list[TableRow]:
         path.read_text(encoding="utf-8-sig", errors="replace").replace("\0", "\ufffd").splitlines()
     )
     header: list[str] = []
-    rows: list[TableRow] = []
+    rows = []
     index = 0
     while index < len(lines):
         line = index + 1
