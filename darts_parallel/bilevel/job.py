@@ -54,8 +54,11 @@ REFERENCE = "all_16_bit"
 """Name of the training whose last loss is the target."""
 SCHEDULE = "found"
 """Name of the trainings of the plan that the loop found."""
-Schedules = Mapping[str, Sequence[TrainingPhase]]
+Phases = Sequence[TrainingPhase]
+Schedules = Mapping[str, Phases]
 """Phases of trainings by name."""
+Found = Mapping[str, Retrained]
+"""Trainings by name."""
 
 
 def judged(loop: BilevelLoop, schedules: Schedules, index: int = 0) -> dict[str, Retrained]:
@@ -78,14 +81,12 @@ def judged(loop: BilevelLoop, schedules: Schedules, index: int = 0) -> dict[str,
     return found | {name: train(phases) for name, phases in others.items()}
 
 
-def times(found: Mapping[str, Retrained]) -> dict[str, float]:
+def times(found: Found) -> dict[str, float]:
     """Return predicted seconds to the reference's last loss by name; `inf` where it is not reached."""
     return {name: run.seconds_to(found[REFERENCE].final_loss) for name, run in found.items()}
 
 
-def compared(
-    loop: BilevelLoop, phases: Sequence[TrainingPhase]
-) -> dict[str, Sequence[TrainingPhase]]:
+def compared(loop: BilevelLoop, phases: Phases) -> dict[str, Phases]:
     """Return the found schedule, the reference at 16 bits, and the best plan of each constant batch size."""
     exact = loop.space.free.at_bits(LOSSLESS, LOSSLESS)
     plans = {REFERENCE: loop.best_plan(loop.settings.global_batch_size, exact)}
@@ -174,7 +175,7 @@ class BilevelJob:
     def _judge(
         self,
         loop: BilevelLoop,
-        phases: Sequence[TrainingPhase],
+        phases: Phases,
         runs: list[dict[str, Retrained]],
     ) -> bool:
         """Train what is compared on every seed, add it to `runs`, and tell whether Ctrl-C did not come."""
@@ -192,7 +193,7 @@ class BilevelJob:
             return False
         return True
 
-    def _write_curves(self, found: Mapping[str, Retrained]) -> None:
+    def _write_curves(self, found: Found) -> None:
         """Write the test losses of trainings over predicted milliseconds."""
         for name, run in found.items():
             for seconds, loss in run.curve:
@@ -202,7 +203,7 @@ class BilevelJob:
     def _outcome(
         self,
         loop: BilevelLoop,
-        phases: Sequence[TrainingPhase],
+        phases: Phases,
         finished: bool,
     ) -> Outcome:
         """Check the last phase's plan, and describe the search as `plan.json` and the report do."""
@@ -237,7 +238,7 @@ class BilevelJob:
             "plan": {name: whole[name] for name in PLAN_FIELDS},
         }
 
-    def _trainer_lines(self, phases: Sequence[TrainingPhase]) -> list[str]:
+    def _trainer_lines(self, phases: Phases) -> list[str]:
         """Say which trainer can follow the phases."""
         known = [phase.without_prices for phase in phases]
         schedule = megatron_schedule(known, self.problem.training.seq_len)
@@ -281,7 +282,7 @@ class BilevelJob:
             print_line(self.console, f"{text}, {done} of {total}")
 
 
-def summary(runs: Sequence[Mapping[str, Retrained]]) -> dict[str, float]:
+def summary(runs: Sequence[Found]) -> dict[str, float]:
     """Return median predicted seconds to the target by name, and those of the best constant batch size."""
     found = [times(run) for run in runs]
     medians = {name: median(own[name] for own in found) for name in found[0]}
@@ -289,7 +290,7 @@ def summary(runs: Sequence[Mapping[str, Retrained]]) -> dict[str, float]:
     return medians | {"best_constant_batch": min(constant)}
 
 
-def phase_table(phases: Sequence[TrainingPhase]) -> Table:
+def phase_table(phases: Phases) -> Table:
     """Tabulate the phases: first step, global batch size, plan, and seconds of a step."""
     rows = []
     for phase in phases:
@@ -300,7 +301,7 @@ def phase_table(phases: Sequence[TrainingPhase]) -> Table:
     return filled_table("\nPhases of the training", header, rows, left=(2,))
 
 
-def time_table(runs: Sequence[Mapping[str, Retrained]]) -> Table:
+def time_table(runs: Sequence[Found]) -> Table:
     """Tabulate what was trained: seconds to the target, over those of the found plan, and steps."""
     medians = summary(runs)
     rows = []

@@ -73,6 +73,8 @@ FRONT = ("budget", "spent", "iteration_time_s", "bound_iteration_time_s", "plann
 """Parts of an answer under the same names in pareto.csv."""
 MACHINE_WORDS = ("cluster", "nodes", "gpus")
 """Words for the machine, which a design's file describes."""
+Content = dict[str, Any]
+"""Content of a JSON file."""
 UPGRADE_FORMATS = {
     "figure": "",
     "before": ".4g",
@@ -174,7 +176,7 @@ def _front_csv(front: Sequence[Answer]) -> str:
     return csv_text(header, rows)
 
 
-def plan_files(answer: Answer) -> dict[str, dict[str, Any]]:
+def plan_files(answer: Answer) -> dict[str, Content]:
     """Return by file name every job's plan on the hardware found, even uniform and layer by layer.
 
     The planner keeps the chance of the whole job, the design that of one device: the better plan
@@ -199,12 +201,12 @@ def plan_files(answer: Answer) -> dict[str, dict[str, Any]]:
     return files
 
 
-def design_dict(design: Design, answer: Answer, plans: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def design_dict(design: Design, answer: Answer, plans: dict[str, Content]) -> Content:
     """Return the content of `design.json`: SI units, money in the design's unit."""
     predicted = [file["predicted"] for file in plans.values()]
     layerwise = zip(design.weights, predicted[1::2], strict=True)
     mean = sum(weight * log(own["iteration_time_s"]) for weight, own in layerwise)
-    found: dict[str, Any] = {"design": design.name, "unit": design.unit}
+    found: Content = {"design": design.name, "unit": design.unit}
     found |= {"option": answer.option.name, "fixed": answer.option.fixed}
     found |= {"target_s": design.target or None}
     found |= {key: getattr(answer, key) for key in ANSWER}
@@ -214,7 +216,7 @@ def design_dict(design: Design, answer: Answer, plans: dict[str, dict[str, Any]]
     return found | {"plan": next(iter(plans)), "plans": list(plans)}
 
 
-def _interval(seconds: float, predicted: Sequence[dict[str, Any]]) -> list[float] | None:
+def _interval(seconds: float, predicted: Sequence[Content]) -> list[float] | None:
     """Return the interval of the jobs' mean seconds, as wide as the widest of a job.
 
     Calibrated figures err together, so that means are as unsure as the least sure job.
@@ -227,7 +229,7 @@ def _interval(seconds: float, predicted: Sequence[dict[str, Any]]) -> list[float
     return [seconds / max(widths), seconds * max(widths)] if widths else None
 
 
-def report_lines(answer: Answer, found: dict[str, Any]) -> list[str]:
+def report_lines(answer: Answer, found: Content) -> list[str]:
     """Return the lines that the command prints."""
     seconds = answer.iteration_time_s
     interval = found["iteration_time_interval_s"]

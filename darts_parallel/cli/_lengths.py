@@ -2,14 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from darts_parallel.cli._trainers import start_command
-from darts_parallel.config import DYNAMIC, PADDED, TrainingConfig
+from darts_parallel.config import DYNAMIC, PADDED
 from darts_parallel.cost import evaluate
 from darts_parallel.export import packing_flags, taken_by
 from darts_parallel.planner import LengthPlan, LengthPlans, plan_lengths
@@ -75,25 +74,19 @@ def _knobs(own: LengthPlan) -> str:
     return f"{text}, cp ≥ {packing.min_cp}" + (", any size" if packing.any_size else "")
 
 
-def _training(problem: Problem, own: LengthPlan) -> TrainingConfig:
-    """Return `training` with the settings of a packing."""
+def _job(problem: Problem, own: LengthPlan) -> Problem:
+    """Return the job with the settings of a packing."""
     packing = own.packing
-    return replace(
-        problem.training,
+    return problem.with_training(
         sequence_packing_scheduler=packing.scheduler,
         max_seqlen_per_dp_cp_rank=packing.budget or None,
         min_dynamic_context_parallel_size=packing.min_cp,
     )
 
 
-def _job(problem: Problem, own: LengthPlan) -> Problem:
-    """Return the job with the settings of a packing."""
-    return problem.with_config(training=_training(problem, own))
-
-
 def _entry(problem: Problem, own: LengthPlan) -> dict[str, Any]:
     """Return a plan's entry in `plan.json`; its flags go by versions of Megatron-LM."""
-    flags = packing_flags(_training(problem, own), own.plan.pp)
+    flags = packing_flags(_job(problem, own).training, own.plan.pp)
     words = own.plan.describe(problem.training.global_batch_size)
     return {**own._asdict(), "plan": words, "packing": own.packing._asdict(), "flags": flags}
 

@@ -76,7 +76,10 @@ class MetaPart:
         return NotModelled(f"{self.path} ({type(self.module).__name__}) {why}")
 
 
-def _without(parts: Sequence[MetaPart], others: Sequence[MetaPart]) -> list[MetaPart]:
+Parts = list[MetaPart]
+
+
+def _without(parts: Sequence[MetaPart], others: Sequence[MetaPart]) -> Parts:
     return [part for part in parts if part not in others]
 
 
@@ -151,7 +154,7 @@ class ShapeReader:
             if known != value:
                 raise part.refuse(f"has {key}={value} beside {known}, and one model has one")
 
-    def _parts(self, root: nn.Module, path: str) -> list[MetaPart]:
+    def _parts(self, root: nn.Module, path: str) -> Parts:
         """Return the modules with trained weights below `root`, in the order of their calls."""
         found = []
         for name, module in root.named_modules():
@@ -209,7 +212,7 @@ class ShapeReader:
             self._set(MetaPart(path, block), norm_scale=False, norm_bias=False)
         return MetaBlock(path, symbols, ffn, norms)
 
-    def _attention(self, root: nn.Module, parts: list[MetaPart]) -> None:
+    def _attention(self, root: nn.Module, parts: Parts) -> None:
         """Read one attention: the product called last is its output, the others its inputs."""
         *ins, out = [p for p in parts if p.out and "indexer" not in p.path]
         self._set(out, attention_output_bias=out.bias)
@@ -230,7 +233,7 @@ class ShapeReader:
             several = out.inputs != self.head_shapes[-1].head_dim
             self._set(scales[0], qk_norm=True, qk_norm_whole=every and several)
 
-    def _extras(self, parts: list[MetaPart]) -> None:
+    def _extras(self, parts: Parts) -> None:
         """Read relative positions and sinks; refuse what is no product and no norm of heads."""
         for part in parts:
             if "relative" in part.path and part.is_table:
@@ -240,9 +243,7 @@ class ShapeReader:
             elif not part.out and not part.is_head_norm:
                 raise part.refuse()
 
-    def _heads(
-        self, root: nn.Module, ins: list[MetaPart], out: MetaPart, gates: list[MetaPart]
-    ) -> int:
+    def _heads(self, root: nn.Module, ins: Parts, out: MetaPart, gates: Parts) -> int:
         """Read the heads of queries, keys and values, which are one, two or three products.
 
         Returns:
@@ -271,7 +272,7 @@ class ShapeReader:
         self.head_shapes.append(HeadShape(keys // size, size, shared))
         return queries + keys
 
-    def _narrow(self, ins: list[MetaPart], out: MetaPart, size: int, value: int) -> int:
+    def _narrow(self, ins: Parts, out: MetaPart, size: int, value: int) -> int:
         """Read an attention whose values have other sizes of heads than its queries and keys.
 
         The key-value heads of windowed blocks may be others than those of the rest.
@@ -299,7 +300,7 @@ class ShapeReader:
         heads = self.config.num_attention_heads
         return out.inputs // heads
 
-    def _latent(self, parts: list[MetaPart], out: MetaPart) -> None:
+    def _latent(self, parts: Parts, out: MetaPart) -> None:
         """Read multi-head latent attention, and the indexer that picks the keys it attends to."""
         sizes: Fields = {key: getattr(self.config, key, None) for key in _LATENT}
         heads = out.inputs // sizes["v_head_dim"]
@@ -309,7 +310,7 @@ class ShapeReader:
             self._set(out, indexer_num_heads=indexer["weights_proj"].out)
             self._set(out, indexer_head_dim=indexer["wk"].out)
 
-    def _state_space(self, mixer: MetaPart, parts: list[MetaPart]) -> None:
+    def _state_space(self, mixer: MetaPart, parts: Parts) -> None:
         """Read Mamba-1 or Mamba-2, a gated delta net or a short convolution."""
         by_name = {p.name: p for p in parts if p.path != mixer.path}
         if hasattr(mixer.module, "num_v_heads") or "f_a_proj" in by_name:
@@ -356,7 +357,7 @@ class ShapeReader:
             self._set(mixer, mamba_num_groups=module.num_k_heads, mamba_state_dim=module.head_k_dim)
         self._set(mixer, mamba_conv_kernel=kernel, mamba_bias=out.bias)
 
-    def _mlp(self, parts: list[MetaPart]) -> tuple[bool, int]:
+    def _mlp(self, parts: Parts) -> tuple[bool, int]:
         """Read experts and router, then the MLP or shared experts; return whether, and its size."""
         fused = [p for p in parts if any(len(shape) == 3 for shape in p.weights.values())]
         parts = _without(parts, fused)
@@ -365,7 +366,7 @@ class ShapeReader:
             parts = _without(parts, self._router(part, parts))
         return bool(fused), self._dense(parts)
 
-    def _dense(self, parts: list[MetaPart]) -> int:
+    def _dense(self, parts: Parts) -> int:
         """Read the products of an MLP; return its size, 0 where there is none."""
         for part in parts:
             if set(part.weights) == {"alpha_p", "alpha_n"}:
@@ -383,7 +384,7 @@ class ShapeReader:
         self._set(down, gated_mlp=sum(widths) > down.inputs, mlp_bias=down.bias)
         return down.inputs
 
-    def _router(self, experts: MetaPart, parts: list[MetaPart]) -> list[MetaPart]:
+    def _router(self, experts: MetaPart, parts: Parts) -> Parts:
         """Read the product that chooses experts, and the gate of shared ones; return all it has."""
         shape = (self.fields["num_experts"], self.hidden)
         # a shared expert may be as wide, and lies deeper (Qwen3-Next)
@@ -409,7 +410,7 @@ class ShapeReader:
         self._set(part, gated_mlp=numbers == 3 * width * self.hidden)
         self._set(part, expert_bias=len(part.weights) > len(shapes))
 
-    def _ends(self, parts: list[MetaPart], stacks: int) -> None:
+    def _ends(self, parts: Parts, stacks: int) -> None:
         """Read tables, norms and head outside of the blocks."""
         tied = self.head is None or self.head.weight is self.table.weight
         fields = {"tie_embeddings": tied, "learned_positions": False, "output_bias": False}

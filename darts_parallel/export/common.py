@@ -87,20 +87,21 @@ INSTALLED = {"fa2": "flash_attn", "fa3": "flash_attn_interface"}
 """Python packages of attention kernels that only the installation has or lacks."""
 Flag = tuple[str, str | int | float | None]
 """A flag of a command and its value; None: it has none."""
+Flags = list[Flag]
 
 
 Price = Callable[[Plan], float]
 """Seconds per iteration of a plan, infinite where it does not fit."""
 
 
-def switches(wanted: dict[str, bool]) -> list[Flag]:
+def switches(wanted: dict[str, bool]) -> Flags:
     """Return the flags without value that are wanted."""
     return [(name, None) for name, on in wanted.items() if on]
 
 
-def read_flags(text: str) -> list[Flag]:
+def read_flags(text: str) -> Flags:
     """Read flags as a command line writes them."""
-    found: list[Flag] = []
+    found: Flags = []
     for flag in text.split("--")[1:]:
         name, _, value = flag.strip().partition(" ")
         found.append((name, value or None))

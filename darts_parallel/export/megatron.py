@@ -11,6 +11,7 @@ from darts_parallel.export.common import (
     ChunkContent,
     Exported,
     Flag,
+    Flags,
     Request,
     read_flags,
     switches,
@@ -102,7 +103,7 @@ def export(job: Request) -> Exported:
     return Exported({"megatron.sh": _script(job, strategy, filled)}, tuple(notes), changes)
 
 
-def _packing_flags(job: Request) -> list[Flag]:
+def _packing_flags(job: Request) -> Flags:
     """Return the flags of sequence packing and dynamic context parallelism."""
     training = job.problem.training
     scheduler = training.sequence_packing_scheduler
@@ -117,7 +118,7 @@ def _packing_flags(job: Request) -> list[Flag]:
     return _flags_of_schedulers(training)
 
 
-def _flags_of_schedulers(training: TrainingConfig) -> list[Flag]:
+def _flags_of_schedulers(training: TrainingConfig) -> Flags:
     """Return the flags of the versions that have `--sequence-packing-scheduler`."""
     flags = [
         ("sequence-packing-scheduler", training.sequence_packing_scheduler),
@@ -179,7 +180,7 @@ def _notes(job: Request) -> list[str]:
     return notes
 
 
-def _script(job: Request, strategy: LayerStrategy, groups: dict[str, list[Flag]]) -> str:
+def _script(job: Request, strategy: LayerStrategy, groups: dict[str, Flags]) -> str:
     # pretrain_bert.py lay next to pretrain_gpt.py until 2026-05
     program = "pretrain_gpt.py" if job.model.causal else "examples/bert/pretrain_bert.py"
     if job.model.hybrid_override_pattern is not None:
@@ -218,9 +219,9 @@ def _line(flag: Flag) -> str:
     return f"    --{name} {text}"
 
 
-def _parallel_flags(job: Request, strategy: LayerStrategy) -> list[Flag]:
+def _parallel_flags(job: Request, strategy: LayerStrategy) -> Flags:
     plan = job.plan
-    flags: list[Flag] = [
+    flags: Flags = [
         ("tensor-model-parallel-size", strategy.tp),
         ("pipeline-model-parallel-size", plan.pp),
         ("context-parallel-size", plan.cp),
@@ -246,7 +247,7 @@ def _batch_flag(job: Request) -> Flag:
     return "step-batch-size-schedule", schedule
 
 
-def _pipeline_flags(job: Request) -> list[Flag]:
+def _pipeline_flags(job: Request) -> Flags:
     plan = job.plan
     if plan.virtual_stages > 1 and plan.num_micro_batches % plan.pp:
         job.refuse(
@@ -274,7 +275,7 @@ def layout(chunks: tuple[ChunkContent, ...]) -> str:
     return "|".join(texts)
 
 
-def _zero_flags(job: Request, strategy: LayerStrategy) -> list[Flag]:
+def _zero_flags(job: Request, strategy: LayerStrategy) -> Flags:
     zero = strategy.zero_stage
     several = strategy.dp > 1
     flags = switches(
@@ -296,7 +297,7 @@ def _zero_flags(job: Request, strategy: LayerStrategy) -> list[Flag]:
     return flags
 
 
-def _recompute_flags(job: Request) -> list[Flag]:
+def _recompute_flags(job: Request) -> Flags:
     """Count the recomputed layers of every chunk; blocks are equal, so that counts suffice."""
     kinds = {strategy.recompute for strategy in job.blocks}
     if kinds == {"none"}:
@@ -322,7 +323,7 @@ def _recompute_flags(job: Request) -> list[Flag]:
     return [full, ("recompute-method", "block"), ("recompute-num-layers", most)]
 
 
-def _model_flags(job: Request) -> list[Flag]:
+def _model_flags(job: Request) -> Flags:
     config = job.model
     hybrid = hybrid_flags(job)
     flags = hybrid or [("num-layers", config.num_layers)]
@@ -370,10 +371,10 @@ def _model_flags(job: Request) -> list[Flag]:
     return flags
 
 
-def _training_flags(job: Request) -> list[Flag]:
+def _training_flags(job: Request) -> Flags:
     training = job.training
     narrow = job.problem.software.gradient_bits == 16
-    flags: list[Flag] = [("seq-length", training.seq_len)]
+    flags: Flags = [("seq-length", training.seq_len)]
     if training.precision not in ("fp16", "fp32"):
         sums = "grad-reduce-in-bf16" if narrow else "accumulate-allreduce-grads-in-fp32"
         flags += [("bf16", None), (sums, None)]
@@ -385,7 +386,7 @@ def _training_flags(job: Request) -> list[Flag]:
     return flags + _switch_flags(job)
 
 
-def _switch_flags(job: Request) -> list[Flag]:
+def _switch_flags(job: Request) -> Flags:
     """Return the flags of switches that are off by default."""
     training = job.training
     flags = read_flags(FUSED_LOSS if training.loss == "fused" else "")

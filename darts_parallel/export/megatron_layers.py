@@ -9,7 +9,7 @@ pipeline's layout, `/` begins the pattern of a prediction module
 from dataclasses import replace
 
 from darts_parallel.config import ATTENTION, EXPERTS, LAYER, MAMBA, MLP
-from darts_parallel.export.common import Flag, Request
+from darts_parallel.export.common import Flags, Request
 
 SPECIFICATION = "megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec"
 FIXED = {"mamba_conv_kernel": 4, "mamba_chunk_size": 128}
@@ -46,7 +46,7 @@ def with_halves(job: Request) -> Request:
     return replace(job, problem=replace(job.problem, config=config))
 
 
-def hybrid_flags(job: Request) -> list[Flag]:
+def hybrid_flags(job: Request) -> Flags:
     """Return the pattern of a hybrid with its segments, and the sizes of its state spaces.
 
     Errors:
@@ -62,7 +62,7 @@ def hybrid_flags(job: Request) -> list[Flag]:
             raise job.refuse(
                 f"model.{key}={value}, and its Mamba mixer has {fixed}", f"model.{key}={fixed}"
             )
-    flags: list[Flag] = [("hybrid-layer-pattern", segments(job)), ("spec", SPECIFICATION)]
+    flags: Flags = [("hybrid-layer-pattern", segments(job)), ("spec", SPECIFICATION)]
     if mamba:
         flags += [
             ("mamba-state-dim", config.mamba_state_dim),
@@ -91,12 +91,12 @@ def segments(job: Request) -> str:
     return "|".join(parts) + f"/{pattern[-1:]}" * modules
 
 
-def window_flags(job: Request) -> list[Flag]:
+def window_flags(job: Request) -> Flags:
     """Return sliding windows: Hugging Face counts the query itself, Megatron-LM does not."""
     config = job.model
     if config.sliding_window is None:
         return []
-    flags: list[Flag] = [("window-size", f"{config.sliding_window - 1},0")]
+    flags: Flags = [("window-size", f"{config.sliding_window - 1},0")]
     pattern = config.sliding_window_pattern
     if pattern is not None:
         skipped = pattern if isinstance(pattern, int) else list(pattern)
@@ -105,7 +105,7 @@ def window_flags(job: Request) -> list[Flag]:
     return flags
 
 
-def prediction_flags(job: Request) -> list[Flag]:
+def prediction_flags(job: Request) -> Flags:
     """Return modules of multi-token prediction; a hybrid has them in its pattern."""
     count = job.model.mtp_num_layers
     if not count or job.model.hybrid_override_pattern is not None:

@@ -4,13 +4,13 @@ from itertools import groupby
 from typing import Any
 
 from darts_parallel.config import ModelConfig, as_yaml, expert_pattern, score_function
-from darts_parallel.export.common import Flag, Request, switches
+from darts_parallel.export.common import Flags, Request, switches
 
 MOST_RUNS = 4
 """Runs of equal layers up to which a pattern is written run by run."""
 
 
-def megatron_model_flags(job: Request) -> list[Flag]:
+def megatron_model_flags(job: Request) -> Flags:
     """Return sizes of experts and of multi-head latent attention, and how tokens reach the experts.
 
     Errors:
@@ -19,7 +19,7 @@ def megatron_model_flags(job: Request) -> list[Flag]:
     return [*_latent_flags(job.model), *_expert_flags(job)]
 
 
-def _latent_flags(config: ModelConfig) -> list[Flag]:
+def _latent_flags(config: ModelConfig) -> Flags:
     if not config.multi_latent_attention:
         return []
     names = {
@@ -34,7 +34,7 @@ def _latent_flags(config: ModelConfig) -> list[Flag]:
     return [("multi-latent-attention", None), ("qk-layernorm", None), *given]
 
 
-def _expert_flags(job: Request) -> list[Flag]:
+def _expert_flags(job: Request) -> Flags:
     config = job.model
     training = job.training
     if config.num_experts is None:
@@ -113,7 +113,7 @@ def _period(pattern: list[int]) -> int:
     return next(n for n in sizes if pattern[:n] * (length // n) == pattern)
 
 
-def megatron_recompute_modules(job: Request) -> list[Flag]:
+def megatron_recompute_modules(job: Request) -> Flags:
     """Name the parts that selective recomputation repeats, other than the attention core."""
     modules = job.training.recompute_modules
     if list(modules) == ["core_attn"] or all(s.recompute != "selective" for s in job.blocks):

@@ -42,11 +42,6 @@ class Experts:
         biases = (self.inputs + self.hidden) * self.bias
         return self.count * (self.hidden * (self.inputs + self.width) + biases)
 
-    @property
-    def router_parameters(self) -> int:
-        """Parameters of the router, which every rank holds."""
-        return self.count * (self.hidden + self.router_bias)
-
     def distinct(self, parts: int) -> float:
         """Return how many of `parts` equal shares of the experts a token is sent to, on average.
 

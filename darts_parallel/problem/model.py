@@ -375,7 +375,9 @@ def _mlp(config: ModelConfig, ffn: int, experts: Experts | None) -> LayerSpec:
     bias = config.linear_bias if config.mlp_bias is None else config.mlp_bias
     router = config.activation_parameters * bool(ffn)
     if experts is not None:
-        router += experts.router_parameters + h * bool(ffn and config.moe_shared_expert_gate)
+        # which every rank holds
+        router += experts.count * (experts.hidden + experts.router_bias)
+        router += h * bool(ffn and config.moe_shared_expert_gate)
     if not ffn:
         return LayerSpec(replicated_parameters=router)
     gemms = (Gemm(inputs, h, "column", "linear_fc1"), Gemm(h, ffn, "row", "linear_fc2"))

@@ -33,6 +33,8 @@ NOTABLE = 2.0
 QUANTITIES = ("loss", "surrogate_time_s", "best_time_s", "memory_violation", "entropy", "pp")
 """Fields of a record that have a curve."""
 EACH_LAYER = "probability/layer_"
+Series = tuple[int, str]
+"""A layer and a strategy."""
 MEANS = r"probability/(?!layer_)[^/]+$"
 """Tags of the means over layers, as TensorBoard's custom layout matches them."""
 
@@ -68,7 +70,7 @@ class Weights:
         return self.values[:, self.choices.index(choice)]
 
     @property
-    def leaders(self) -> list[tuple[int, str]]:
+    def leaders(self) -> list[Series]:
         """List every layer with its most likely strategy."""
         best = self.values.argmax(1).tolist()
         return [(row, self.choices[choice]) for row, choice in enumerate(best)]
@@ -90,11 +92,11 @@ class SearchCurves:
         self._live: Sequence[int] = ()
         """Layers that have series while the search runs."""
         self._history: list[Weights] = []
-        self._leads: Counter[tuple[int, str]] = Counter()
+        self._leads: Counter[Series] = Counter()
         """Records in which a strategy led, by layer and strategy."""
         self._means: list[str] = []
         """Strategies whose mean over layers has a series."""
-        self._series: list[tuple[int, str]] = []
+        self._series: list[Series] = []
         """Layers and strategies that have a series."""
         self._outer: set[str] = set()
         """Pipeline configurations with a curve that were searched at the last record."""
@@ -165,9 +167,7 @@ class SearchCurves:
         self._means += means
         self._series += series
 
-    def _write(
-        self, weights: Weights, means: Sequence[str], series: Sequence[tuple[int, str]]
-    ) -> None:
+    def _write(self, weights: Weights, means: Sequence[str], series: Sequence[Series]) -> None:
         """Write one step of some series."""
         values = {f"probability/{choice}": float(weights.of(choice).mean()) for choice in means}
         for row, choice in series:

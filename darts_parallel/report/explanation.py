@@ -338,9 +338,8 @@ def _compute_parts(stage: StageContext, layer: LayerSpec) -> dict[str, float] | 
     unknown = torch.zeros(())
     if stage.measured_figure(layer, "forward", unknown) is not unknown:
         return None
-    parts = {}
-    for name, kernels in forward_kernels(stage, layer).items():
-        parts[name] = sum(map(float, kernels))
+    by_name = forward_kernels(stage, layer).items()
+    parts = {name: sum(map(float, kernels)) for name, kernels in by_name}
     seconds = {name: (1.0 + BACKWARD_FACTOR) * value for name, value in parts.items()}
     extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if stage.training.fused_attention else 0.0
     seconds["attention"] += extra * parts["attention"]

@@ -67,10 +67,9 @@ def hardened_at(history: Sequence[StepRecord]) -> int | None:
 
 def journey(result: SearchResult | None, plan: Plan) -> Journey | None:
     """Return the picture of a search; None without a history of layers."""
-    records = []
-    for record in () if result is None else result.history:
-        if not record.rows and len(record.probabilities) == len(plan.layers):
-            records.append(record)
+    history = () if result is None else result.history
+    layers = len(plan.layers)
+    records = [own for own in history if not own.rows and len(own.probabilities) == layers]
     if not records:
         return None
     leaders = []

@@ -62,11 +62,6 @@ def device_names() -> list[str]:
     ]
 
 
-def _comment(text: str) -> list[str]:
-    """Return the comment of a file that no calibration has written."""
-    return [line for line in text.split(MARK)[0].splitlines() if line.startswith("#")]
-
-
 def device_text(name: str, fitted: Calibrated, when: str) -> str:
     """Write a device file: data sheet as shipped, efficiencies as fitted, without a framework's part.
 
@@ -81,7 +76,9 @@ def device_text(name: str, fitted: Calibrated, when: str) -> str:
     memory = device_config(name).memory_GiB
     values[RESERVED] = reserved_bytes(values[RESERVED], memory * GIB) / GIB
     figures = {q.name: three_digits(float(values[q.name])) for q in OF_DEVICES}
-    lines = [*_comment(text), f"{MARK} efficiencies {when}:", f"# {runs}."]
+    # what no calibration has written
+    comment = [line for line in text.split(MARK)[0].splitlines() if line.startswith("#")]
+    lines = [*comment, f"{MARK} efficiencies {when}:", f"# {runs}."]
     for line in text.splitlines():
         key = line.partition(":")[0]
         if not line.startswith("#"):
