@@ -97,7 +97,7 @@ class Toy(nn.Module):
         def normal(std: float, *size: int) -> Tensor:
             return torch.randn(*size, generator=generator) * std
 
-        weights: Weights = {}
+        weights = {}
         for name, like in self.named_parameters():
             if like.dim() == 1:
                 weights[name] = torch.full(like.shape, float(name.endswith("norm.weight")))

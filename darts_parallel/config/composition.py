@@ -278,7 +278,7 @@ def composed_config(arguments: list[Any]) -> DictConfig:
     groups = tuple(argument for argument in arguments if argument not in values)
     if not any("hydra." in argument for argument in arguments):  # may name folders of other files
         with suppress(Exception):  # Hydra says what is wrong when it composes all of the arguments
-            composed: DictConfig = pickle.loads(_composed_groups(groups, _file_times()))
+            composed = pickle.loads(_composed_groups(groups, _file_times()))
             for change in OverridesParser.create().parse_overrides(values):
                 if change.is_sweep_override():
                     raise ConfigError(f"{change.input_line} gives several values")

@@ -86,8 +86,7 @@ def read_typed(
         sentence = config_sentence(error, given, kind)
         raise ConfigError(f"{place}: {sentence}" if place else sentence) from None
     check_fields(place, found)
-    options: Options = found
-    return options
+    return found
 
 
 def describe(kind: type[Any]) -> str:

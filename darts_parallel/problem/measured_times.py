@@ -173,7 +173,7 @@ def read_rows(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) 
         with path.open(newline="", encoding="utf-8-sig") as file:  # Excel begins with a mark
             reader = csv.DictReader(file, strict=True, skipinitialspace=True)
             header = reader.fieldnames or []
-            rows: PlacedRows = [(f"{path}, line {reader.line_num}", row) for row in reader]
+            rows = [(f"{path}, line {reader.line_num}", row) for row in reader]
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read ({error.strerror}); try a file with {names}."

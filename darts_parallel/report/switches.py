@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from darts_parallel.config import Trainer, as_yaml, read_trainer
+from darts_parallel.config import as_yaml, read_trainer
 from darts_parallel.cost import evaluate
 from darts_parallel.plans import Plan, facts, job_facts
 from darts_parallel.problem import Problem
@@ -56,7 +56,7 @@ def _saving(
 
 def _runs(problem: Problem, plan: Plan) -> bool:
     """Return whether the trainer runs a plan's strategies under the switches of the problem."""
-    rules: Trainer = read_trainer(str(problem.config.space.trainer))
+    rules = read_trainer(str(problem.config.space.trainer))
     job = job_facts(problem.model, problem.training, problem.software)
     pipeline = (plan.pp, plan.cp, plan.schedule_name)
     given = [facts(job, *pipeline, own) for own in set(plan.layers)]

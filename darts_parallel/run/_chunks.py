@@ -300,7 +300,7 @@ def _units(
     dtype: torch.dtype,
 ) -> Units:
     """Return the units of a layer: its experts, which have other replicas, and all the rest."""
-    units: Units = {}
+    units = {}
     bank = expert_bank(module)
     if bank is not None:
         place = f"{block_name(name)}.{BANK}"

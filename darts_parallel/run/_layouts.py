@@ -68,7 +68,7 @@ class Meshes:
 
     def _peer_meshes(self, layers: Sequence[LayerStrategy]) -> MeshOf:
         """Make the groups that move activations between neighbours of different degrees."""
-        meshes: MeshOf = {}
+        meshes = {}
         for before, after in pairwise(layers):
             common = lcm(before.tp, after.tp)
             for tp in sorted({before.tp, after.tp} - {common}):

@@ -263,7 +263,7 @@ def _known_sizes(row: TableRow) -> Sizes | None:
 
 def _of_proxy(row: TableRow, sizes: Sizes, layers: int) -> Sizes:
     """Return the sizes of a model cut to fewer layers, which keeps the dense ones that the row prints."""
-    changed: Sizes = {
+    changed = {
         "num_layers": layers,
         "first_k_dense_replace": min(_dense_layers(row), layers),
     }
