@@ -44,7 +44,7 @@ class Recomputation:
         peak = segments.sums(memory[:, :, keep], np.arange(costs.pp))
         peak = peak + working[segments.first, segments.end]
         added = self._recompute(peak - costs.capacity[segments.stage])
-        self.seconds = np.asarray(self.stages.seconds() + added)
+        self.seconds = self.stages.seconds() + added
         """Seconds of every stage with what it must recompute, `(N,)`; infinite where none fits."""
 
     def _recompute(self, missing: Array) -> Array:

@@ -124,7 +124,7 @@ def _move(
 
 def _ticks(seconds: Floats) -> Integers:
     """Return whole ticks of seconds."""
-    return np.asarray(np.rint(seconds / TICK).astype(np.int64))
+    return np.rint(seconds / TICK).astype(np.int64)
 
 
 def middle_comm(p2p: Floats) -> Integers:

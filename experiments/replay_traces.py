@@ -167,7 +167,7 @@ def pipeline_ends(graph: Graph, forward: Floats, backward: Floats) -> Floats:
     kind, stage, batch = graph.operations.T
     duration = np.stack([forward, backward])[kind, :, stage, batch]
     ends, _ = pass_ends(graph, duration, np.zeros_like(duration))
-    return np.asarray(ends[graph.last].T)
+    return ends[graph.last].T
 
 
 def _by_place(step: RecordedStep, kind: str) -> Floats:

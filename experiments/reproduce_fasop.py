@@ -252,7 +252,7 @@ class Strategies:
         slowdown = np.where(here == there, INSIDE_SLOWDOWN, stage * BETWEEN_SLOWDOWN)
         bandwidth = self._link(here, there) / slowdown
         bits = self.size * self.case.job.seq_len * self.case.job.hidden_size * BITS
-        return np.asarray((bits / bandwidth).max(2))
+        return (bits / bandwidth).max(2)
 
     def sync_seconds(self, counts: Integers, *, shared: bool = True) -> Floats:
         """Return seconds of the all-reduce of gradients and tied embedding of every stage, `(B, pp)`.
@@ -281,12 +281,12 @@ class Strategies:
         parameters = blocks + np.where(matrices > 0, matrix, 0)
         ring = 2 * (dp - 1) / dp * BITS * share / bandwidth * parameters
         if self.pp == 1 or job.encoder_decoder:
-            return np.asarray(ring)
+            return ring
         first = np.array([tp * (dp - 1)])
         last = first + tp * dp * (self.pp - 1)
         bandwidth = self._link(first // per_node, last // per_node)
         sharing = min(dp, per_node) if shared else 1
-        return np.asarray(ring + matrix * BITS * sharing / bandwidth / tp)
+        return ring + matrix * BITS * sharing / bandwidth / tp
 
     def memory_bytes(self, counts: Integers) -> Floats:
         """Return peak bytes of a GPU of every stage, FASOP's margin included, `(B, pp)`."""
@@ -306,7 +306,7 @@ class Strategies:
             layer[-1] = matrix + 4 * tokens * (hidden + vocab) / tp
         prefix = np.pad(layer.cumsum(), (1, 0))
         end = counts.cumsum(1)
-        return np.asarray(MEMORY_MARGIN * (prefix[end] - prefix[end - counts]))
+        return MEMORY_MARGIN * (prefix[end] - prefix[end - counts])
 
     def pipeline_ends(self, counts: Integers) -> Floats:
         """Return when every stage has ended its micro-batches, seconds `(B, pp)`."""
@@ -315,7 +315,7 @@ class Strategies:
         seconds = (self.ticks[self.stage_type, end] - before) * TICK
         count = self.num_micro_batches
         if self.pp == 1:
-            return np.asarray(seconds * count)
+            return seconds * count
         send = self.p2p[:, 0]
         send_back = self.p2p[:, -1]
         return stage_ends(seconds.T, send, send_back, count).T
@@ -361,7 +361,7 @@ class Strategies:
             halves = (self.stage_type[:, :encoder], self.stage_type[:, encoder:])
             options.append(np.hstack([part(kinds) for kinds in halves]))
         ends = np.stack([self.pipeline_ends(counts)[:, 0] for counts in options])
-        return np.asarray(np.stack(options)[ends.argmin(0), np.arange(len(self.placements))])
+        return np.stack(options)[ends.argmin(0), np.arange(len(self.placements))]
 
     def refined(self, plan: FasopPlan) -> FasopPlan:
         """Return a plan of these degrees after the best moves of single layers between stages."""
@@ -407,19 +407,19 @@ def stage_ends(
     @cache
     def forward(i: int, j: int) -> Floats:
         free = returned(i, j - warm[i] - 1) if j > warm[i] else sent(i, j - 1)
-        return np.asarray(np.maximum(sent(i - 1, j), free) + seconds[i] / 3)
+        return np.maximum(sent(i - 1, j), free) + seconds[i] / 3
 
     @cache
     def sent(i: int, j: int) -> Floats:
         if i < 0 or j < 0:
             return start
         peer = forward(i + 1, j - 1) if 1 <= j < min(warm[i], warm[i + 1]) else start
-        return np.asarray(np.maximum(forward(i, j), peer) + (0.0 if i else send))
+        return np.maximum(forward(i, j), peer) + (0.0 if i else send)
 
     @cache
     def backward(i: int, j: int) -> Floats:
         free = forward(i, j + warm[i]) if j < count - warm[i] else returned(i, j - 1)
-        return np.asarray(np.maximum(free, returned(i + 1, j)) + 2 * seconds[i] / 3)
+        return np.maximum(free, returned(i + 1, j)) + 2 * seconds[i] / 3
 
     @cache
     def returned(i: int, j: int) -> Floats:
@@ -434,7 +434,7 @@ def stage_ends(
             peer = backward(i - 1, j - 1)
         else:
             peer = start
-        return np.asarray(np.maximum(backward(i, j), peer) + (0.0 if i < last else send_back))
+        return np.maximum(backward(i, j), peer) + (0.0 if i < last else send_back)
 
     for micro_batch in range(count):  # in order, so that no call is nested deeply
         ends = [backward(i, micro_batch) for i in range(last + 1)]

@@ -182,7 +182,7 @@ def _entry(problem: Problem, proposal: Proposal, file: Path) -> dict[str, object
     seconds = {
         "predicted_iteration_time_s": proposal.predicted_s,
         "expected_iteration_time_s": proposal.expected_s,
-        "iteration_time_interval_s": list(proposal.interval_s),
+        "iteration_time_interval_s": proposal.interval_s,
     }
     command = start_command(problem, proposal.plan, file)
     known = {"trials": proposal.trials, "chance": proposal.chance, "command": command}

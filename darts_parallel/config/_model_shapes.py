@@ -175,11 +175,9 @@ class ShapeReader:
             if isinstance(module, nn.ModuleList) and not within:
                 outer.append((name, module))
 
-        def size(entry: tuple[str, nn.ModuleList]) -> int:
-            return sum(p.numel() for p in entry[1].parameters())
-
-        largest = sorted(outer, key=size, reverse=True)[:count]
-        return [entry for entry in outer if entry in largest]
+        sizes = {name: sum(p.numel() for p in stack.parameters()) for name, stack in outer}
+        largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:count]
+        return [entry for entry in outer if entry[0] in largest]
 
     def _block(self, path: str, block: nn.Module) -> MetaBlock:
         """Read state space, attentions, experts and MLP of one block."""

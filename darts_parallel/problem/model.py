@@ -303,10 +303,9 @@ def _block(config: ModelConfig, index: int, fused: bool, half: str | None = None
     cores = (masked, replace(core, causal=False))[:attentions]
     # the experts' tokens leave and enter sequence-parallel, without a collective of the tp group
     collectives = attentions + bool(ffn)
-    mask = 1 if config.dropout else 0
     if window is not None:
         kind = f"sliding_{kind}"
-    scores = 0.0 if fused else (4.0 + mask) * config.num_heads * attentions
+    scores = 0.0 if fused else (4.0 + config.dropout) * config.num_heads * attentions
     attention = replace(attention, cores=(*cores, *indexer))
     layer = LayerSpec(
         name=f"layers.{index}",
@@ -348,7 +347,6 @@ class Sublayers(NamedTuple):
 def _residuals(config: ModelConfig, counts: Sublayers) -> LayerSpec:
     """Describe the parts outside the tensor-parallel region: norms, dropout, residuals, biases."""
     h = config.hidden_size
-    mask = 1 if config.dropout else 0
     biases = config.attention_output_bias
     if biases is None:
         biases = config.linear_bias
@@ -359,7 +357,7 @@ def _residuals(config: ModelConfig, counts: Sublayers) -> LayerSpec:
     # norm: read, write; dropout and residual of a sublayer: two reads, one write
     elements = (2.0 * counts.norms + 3.0 * counts.all) * h
     # norm inputs, product inputs (2 bytes each), dropout masks (1 byte)
-    kept = (2.0 * (counts.norms + fed) + mask * counts.all) * h
+    kept = (2.0 * (counts.norms + fed) + config.dropout * counts.all) * h
     return LayerSpec(
         parts=(normed,),
         replicated_parameters=parameters,

@@ -37,7 +37,6 @@ def tensor_divided(config: ModelConfig) -> tuple[int, ...]:
 def state_space(config: ModelConfig) -> LayerSpec:
     """Describe a state-space layer and its residual, the scales of its norm left aside."""
     h = config.hidden_size
-    mask = 1 if config.dropout else 0
     if config.mamba_short_conv:
         layer = _short_convolution(config)
     elif config.mamba_delta_rule:
@@ -48,7 +47,7 @@ def state_space(config: ModelConfig) -> LayerSpec:
     return replace(
         layer,
         replicated_elements=5.0 * h,
-        replicated_activation_bytes=(4.0 + mask) * h,
+        replicated_activation_bytes=(4.0 + config.dropout) * h,
         tp_collectives=1,
         tp_collectives_backward=1,
     )

@@ -10,7 +10,7 @@ from darts_parallel.errors import package_version
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
 from darts_parallel.planner import Intervals, offload_slopes, time_elasticities
-from darts_parallel.plans import SCHEMA, LayerStrategy, Plan
+from darts_parallel.plans import SCHEMA, Plan
 from darts_parallel.problem import Problem, bill
 from darts_parallel.report.outcome import Outcome
 from darts_parallel.schedules import find
@@ -65,8 +65,6 @@ def _predicted(outcome: Outcome) -> Entries:
     plan = outcome.plan
     cost = outcome.cost
     predicted = asdict(cost)
-    for key in ("memory_bytes", "capacity_bytes", "stage_times_s"):
-        predicted[key] = list(predicted[key])
     if plan.offload:
         predicted["offload_slopes"] = offload_slopes(plan, problem)
     if outcome.sure is not None:
@@ -81,22 +79,18 @@ def _predicted(outcome: Outcome) -> Entries:
 
 def _uncertainty(known: Intervals) -> Entries:
     """Return 80 % intervals and chances of running out of memory."""
-    data: Entries = {}
-    data["iteration_time_interval_s"] = list(known.iteration_time_s)
-    data["memory_interval_bytes"] = [list(pair) for pair in known.memory_bytes]
-    data["out_of_memory_probability"] = known.any_out_of_memory
-    data["stage_out_of_memory_probability"] = list(known.out_of_memory)
-    data["indistinguishable_below"] = exp(known.difference) - 1.0
-    return data
+    return {
+        "iteration_time_interval_s": known.iteration_time_s,
+        "memory_interval_bytes": known.memory_bytes,
+        "out_of_memory_probability": known.any_out_of_memory,
+        "stage_out_of_memory_probability": known.out_of_memory,
+        "indistinguishable_below": exp(known.difference) - 1.0,
+    }
 
 
 def _parallelism(plan: Plan, problem: Problem) -> dict[str, int | None]:
     """Return the degrees that all layers share; None where layers differ."""
-    batch = problem.training.global_batch_size
-
-    def micro_batch_size(layer: LayerStrategy) -> int:
-        return batch // (layer.dp * plan.num_micro_batches)
-
+    batch = problem.training.global_batch_size // plan.num_micro_batches
     degrees = {}
     degrees["dp"] = _common(layer.dp for layer in plan.layers)
     degrees["tp"] = _common(layer.tp for layer in plan.layers)
@@ -106,7 +100,7 @@ def _parallelism(plan: Plan, problem: Problem) -> dict[str, int | None]:
         degrees["ep"] = _common(layer.ep for layer in plan.layers)
         degrees["etp"] = _common(layer.etp for layer in plan.layers)
     degrees["virtual_stages"] = plan.virtual_stages
-    degrees["micro_batch_size"] = _common(map(micro_batch_size, plan.layers))
+    degrees["micro_batch_size"] = _common(batch // layer.dp for layer in plan.layers)
     return degrees
 
 
