@@ -46,13 +46,17 @@ def read_job(folder: Path) -> Job:
     """Read a job from its folder; degrees are ranges where layers differ, or say that no plan is there."""
     given = override_values(json.loads((folder / OVERRIDES).read_text(encoding="utf-8")))
     if not (folder / "plan.json").exists():
-        return {**given, **dict.fromkeys(TITLES), DEGREES: "no plan"}
+        return given | dict.fromkeys(TITLES) | {DEGREES: "no plan"}
     plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     search = plan["search"] or {}
     gaps = {stage["name"]: stage["gap"] for stage in search.get("stages", ())}
     dp, tp, ep = (span([own.get(name, 1) for own in plan["layers"]]) for name in ("dp", "tp", "ep"))
-    found = {**plan["predicted"], **plan["parallelism"], "seconds": search.get("seconds")}
-    found |= {"repaired_gap": gaps.get("repaired"), "gap": gaps.get("chosen")}
+    found = plan["predicted"] | plan["parallelism"]
+    found |= {
+        "seconds": search.get("seconds"),
+        "repaired_gap": gaps.get("repaired"),
+        "gap": gaps.get("chosen"),
+    }
     others = {"cp": str(plan["cp"]), "ep": ep}
     words = [f"{name} {degree}" for name, degree in others.items() if degree != "1"]
     found[DEGREES] = " ".join([f"{dp}/{tp}/{plan['pp']}", *words])
@@ -62,7 +66,7 @@ def read_job(folder: Path) -> Job:
         best = plan["lengths"]["plans"][0]
         found |= {SECONDS: best["seconds"][0], "tokens_per_s": best["tokens_per_s"]}
         found[CHANCE] = best["chance"]
-    return {**given, **{name: found.get(name) for name in TITLES}}
+    return given | {name: found.get(name) for name in TITLES}
 
 
 def write_sweep(config: DictConfig) -> None:

@@ -186,7 +186,7 @@ def _entry(problem: Problem, proposal: Proposal, file: Path) -> dict[str, object
     }
     command = start_command(problem, proposal.plan, file)
     known = {"trials": proposal.trials, "chance": proposal.chance, "command": command}
-    return {**entry, **seconds, **known}
+    return entry | seconds | known
 
 
 def _plan_file(problem: Problem, proposal: Proposal) -> dict[str, Any]:

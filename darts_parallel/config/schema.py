@@ -308,7 +308,7 @@ class SpaceConfig:
     def pins(self) -> list[str]:
         """Values other than the default of keys that have a short word, e.g. `tp=2`."""
         usual = SpaceConfig()
-        words = {key: word for word, key in {**OTHER_WORDS, **WORDS}.items()}
+        words = {key: word for word, key in (OTHER_WORDS | WORDS).items()}
         found = []
         for entry in fields(self):
             word = words.get(f"space.{entry.name}")

@@ -80,7 +80,7 @@ def _expert_values(config: ModelConfig, dispatcher: str) -> dict[str, Any]:
         "moe-expert-capacity-factor": config.moe_expert_capacity_factor,
         "moe-token-dispatcher-type": dispatcher,
     }
-    return {**sizes, **_score_flags(config, dispatcher), **routing}
+    return sizes | _score_flags(config, dispatcher) | routing
 
 
 def _score_flags(config: ModelConfig, dispatcher: str) -> dict[str, Any]:

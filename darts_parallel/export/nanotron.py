@@ -111,7 +111,7 @@ def export(job: Request) -> Exported:
     _check(job)
     job.settle()
     head = "".join(f"{line}\n" for line in job.headline())
-    values = {**_run(job, strategy), **_model(job.model)}
+    values = _run(job, strategy) | _model(job.model)
     words = {key: yaml_word(value) for key, value in values.items()}
     text = head + FILE.format(**words, factory=FACTORIES[job.training.optimizer])
     notes = [

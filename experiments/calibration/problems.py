@@ -119,8 +119,8 @@ def _same_fields(kind: type[Any], run: MeasuredRun) -> dict[str, Any]:
 def _model(run: MeasuredRun) -> ModelConfig:
     given = {"name": run.model or "unnamed", "max_seq_len": run.seq_len}
     if not run.architecture:
-        return ModelConfig(**{**_same_fields(ModelConfig, run), **given})
-    return ModelConfig(**{**sizes_of(run.architecture), **given})
+        return ModelConfig(**(_same_fields(ModelConfig, run) | given))
+    return ModelConfig(**(sizes_of(run.architecture) | given))
 
 
 def _training(run: MeasuredRun) -> TrainingConfig:
