@@ -55,7 +55,9 @@ def test_nanotrons_milliseconds_have_a_k_above_a_second(
 ) -> None:
     """Lines of huggingface/nanotron#390 (11.5K, 22.8K tokens/s) and of its pull request 23 (45 ms)."""
     problem = load_problem(["model=toy", "cluster=toy", "training=toy"])
-    line = "iteration: 1 / 9 | consumed_tokens: 85.8G | elapsed_time_per_iteration_ms: {} | lr: 1e-05"
+    line = (
+        "iteration: 1 / 9 | consumed_tokens: 85.8G | elapsed_time_per_iteration_ms: {} | lr: 1e-05"
+    )
     (tmp_path / "log").write_text("\n".join(line.format(time) for time in times))
     assert read_log(str(tmp_path / "log"), problem).seconds == pytest.approx(seconds)
 
