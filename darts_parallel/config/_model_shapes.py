@@ -26,14 +26,11 @@ DELTA_CHUNK = 64
 FORMS = {
     "use_parallel_residual": False,
     "parallel_attn": False,
-    "alibi": False,
     "embedding_multiplier": 1.0,
     "residual_multiplier": 1.0,
     "logits_scaling": 1.0,
 }
 """Keys that say a form of blocks, with the value of the usual form."""
-CENTERED = "LayerNorm without bias"
-BEHIND = "norms behind attention and MLP"
 _HEAD_SIZES = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size", "dim_head")
 _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
@@ -209,9 +206,9 @@ class ShapeReader:
         for part in normed:
             self._set(part, norm_scale=True, norm_bias=part.bias)
             if isinstance(part.module, nn.LayerNorm) and not part.bias:
-                self.forms.append(CENTERED)
+                self.forms.append("LayerNorm without bias")
         if normed and begin != normed[:1]:
-            self.forms.append(BEHIND)
+            self.forms.append("norms behind attention and MLP")
         rest = _without(rest, normed)
         for root in roots:
             group = [p for p in rest if p.inside(root)]
@@ -511,7 +508,7 @@ class ShapeReader:
         """Name the form of the blocks that no price depends on."""
         forms = [k for k, usual in FORMS.items() if getattr(self.config, k, usual) != usual]
         # in ModernBERT one norm of the first block stands elsewhere
-        forms += [words for words in (CENTERED, BEHIND) if self.forms.count(words) >= blocks]
+        forms += [own for own in sorted({*self.forms}) if self.forms.count(own) >= blocks]
         self.fields["structure"] = " and ".join(forms) or None
 
     def _biases(self) -> None:

@@ -103,15 +103,15 @@ def _unknown_option(config: str, options: Sequence[str] | None) -> str:
         groups = sorted(path.name for path in folder.iterdir() if path.is_dir())
         rule = f"must be one of the groups {', '.join(groups)}"
         return f"{group}={name}: {group} {rule}; try {closest(group, groups)}."
-    near = other_names("options").get(f"{group}={name}") or closest(name, names)
+    others = other_names("options")
+    near = others.get(f"{group}={name}") or closest(name, names)
     if group.startswith("model/"):
         # a name of the Hugging Face hub, owner/name
-        group, _, owner = group.partition("/")
-        name = f"{owner}/{name}"
+        group, name = "model", config.removeprefix("model/")
     if name.endswith(".json"):
         near = f"model=hf model.path={name}"
     else:
-        near += other_names("options").get(group, "")
+        near += others.get(group, "")
     group = group or "--config-name"
     rule = f"must name a file of the group {group}: {', '.join(names)}"
     extra = PLUGINS.get(config.removeprefix("hydra/"))

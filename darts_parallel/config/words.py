@@ -8,7 +8,6 @@ from typing import Any
 from darts_parallel.config.trainer import read_yaml
 from darts_parallel.errors import ConfigError
 
-GPUS = "cluster.nodes.0.gpus"
 WORDS = {
     "tp": "space.tp",
     "pp": "space.pp",
@@ -23,18 +22,20 @@ WORDS = {
     "gbs": "training.global_batch_size",
     "seq": "training.seq_len",
     "nodes": "cluster.nodes.0.count",
-    "gpus": GPUS,
+    "gpus": "cluster.nodes.0.gpus",
 }
 """Key that each word stands for."""
-LAST_PARTS = (
-    "zero_stage",
-    "virtual_stages",
-    "micro_batch_size",
-    "num_micro_batches",
-    "sequence_parallel",
-)
-"""Last parts of keys of the space that are taken without their group, too."""
-EVERY_WORD = {name: f"space.{name}" for name in LAST_PARTS} | WORDS
+EVERY_WORD = {
+    name: f"space.{name}"
+    for name in (
+        "zero_stage",
+        "virtual_stages",
+        "micro_batch_size",
+        "num_micro_batches",
+        "sequence_parallel",
+    )
+} | WORDS
+"""Key of each word, and of last parts of keys of the space that are taken without their group, too."""
 JOB_GROUPS = ("model", "training", "trainer", "space", "cost")
 """Groups of keys that are of a job whatever the machine."""
 MOST_GROWTH = 2
@@ -91,5 +92,5 @@ def require_clear_machine(arguments: Sequence[str], own: Sequence[Any]) -> None:
     if int(gpus) > MOST_GROWTH * size and int(gpus) % size == 0:
         raise ConfigError(
             f"gpus={gpus} must be the GPUs of one node, of which this cluster has {size}; "
-            f"try nodes={int(gpus) // size}, or {GPUS}={gpus} for such nodes."
+            f"try nodes={int(gpus) // size}, or {WORDS['gpus']}={gpus} for such nodes."
         )

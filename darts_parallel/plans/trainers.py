@@ -67,8 +67,7 @@ def job_facts(
     pattern = config.hybrid_override_pattern or ""
     job["mamba_layers"] = pattern.count(MAMBA)
     job["hybrid_layers"] = len(pattern)
-    local = config.sliding_window or config.attention_sinks
-    job["windowed_heads"] = config.kv_heads if local else 0
+    job["windowed_heads"] = config.kv_heads * bool(config.sliding_window or config.attention_sinks)
     job["offloaded_optimizer"] = offloaded
     job["partly_offloaded"] = 0.0 if offloaded == 1.0 else offloaded
     return job
