@@ -374,5 +374,7 @@ def _windows(config: Any, layers: int, causal: bool) -> Fields:
     flags = [int(bool(_WINDOWED.search(kind))) for kind in kinds or ["sliding"] * layers]
     if not any(flags) or len(flags) != layers:
         return {}
-    size = size if causal else 2 * size + 1
-    return {"sliding_window": size, "sliding_window_pattern": None if all(flags) else flags}
+    return {
+        "sliding_window": size if causal else 2 * size + 1,
+        "sliding_window_pattern": None if all(flags) else flags,
+    }
