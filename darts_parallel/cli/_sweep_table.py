@@ -102,7 +102,7 @@ def write_sweep(config: DictConfig) -> None:
 
 def _place(folder: Path) -> tuple[int, str]:
     """Return what jobs are sorted by: the number before the first comma, in which 10 follows 9."""
-    return len(folder.name.partition(",")[0]), folder.name
+    return folder.name.find(","), folder.name
 
 
 def swept_keys(jobs: Sequence[Job]) -> list[str]:

@@ -32,7 +32,7 @@ from darts_parallel.config.trainer import NONE, Trainer, read_trainer
 from darts_parallel.config.trainer import config_dir as config_dir
 from darts_parallel.config.training import RECOMPUTE_MODULES as RECOMPUTE_MODULES
 from darts_parallel.config.training import TrainingConfig as TrainingConfig
-from darts_parallel.config.words import EVERY_WORD
+from darts_parallel.config.words import OTHER_WORDS, WORDS
 
 TUNE: dict[str, Any] = {
     "from": None,
@@ -240,7 +240,7 @@ class SpaceConfig:
     few, else `shifts`."""
     memory_margin: float = ranged(0.0, 0.0, LARGEST_MARGIN)
     """Share of every device's memory that plans leave free, next to what the software keeps
-    back."""
+    back. The chance to fit counts it as used."""
     out_of_memory: float = ranged(0.2, 1e-4, 0.5)
     """Highest chance with which the whole job may run out of memory, by the memory model's own
     errors. 0.5: a plan fits if the predicted peak of every device does, without any headroom."""
@@ -308,7 +308,7 @@ class SpaceConfig:
     def pins(self) -> list[str]:
         """Values other than the default of keys that have a short word, e.g. `tp=2`."""
         usual = SpaceConfig()
-        words = {key: word for word, key in EVERY_WORD.items()}
+        words = {key: word for word, key in (OTHER_WORDS | WORDS).items()}
         found = []
         for entry in fields(self):
             word = words.get(f"space.{entry.name}")

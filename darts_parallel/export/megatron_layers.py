@@ -99,7 +99,9 @@ def window_flags(job: Request) -> Flags:
     flags: Flags = [("window-size", f"{config.sliding_window - 1},0")]
     pattern = config.sliding_window_pattern
     if pattern is not None:
-        flags.append(("window-attn-skip-freq", str(pattern).replace(" ", "")))
+        skipped = pattern if isinstance(pattern, int) else list(pattern)
+        text = str(skipped).replace(" ", "")
+        flags.append(("window-attn-skip-freq", text))
     return flags
 
 

@@ -173,7 +173,7 @@ def _worth_of_memory(plan: Plan, problem: Problem) -> float | None:
     cost = evaluate(plan, problem)
     if not cost.feasible or len(plan.layers) > MOST_LAYERS:
         return None
-    free = 1.0 - max(cost.fullness) / (1.0 - problem.margin)
+    free = 1.0 - max(cost.fullness) / problem.usable
     problem = problem.leaving_free(min(tightened(problem).headroom, free))
     space = _useful_space(plan, problem)
     (table,) = build_tables(problem, [space])

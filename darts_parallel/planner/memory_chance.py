@@ -29,7 +29,7 @@ from darts_parallel.planner._simplest import TIE, effort, simplest_within, with_
 from darts_parallel.planner._stage_balance import balance_stages
 from darts_parallel.planner.figure_posterior import posterior
 from darts_parallel.planner.methods import CHECKS, METHODS, run_phases
-from darts_parallel.planner.prediction_intervals import out_of_memory
+from darts_parallel.planner.prediction_intervals import free_share, out_of_memory
 from darts_parallel.planner.result import CHOSEN, Planned, Rung
 from darts_parallel.problem import Problem
 
@@ -69,12 +69,13 @@ def tightened(problem: Problem, chance: float | None = None) -> Problem:
     """
     config = problem.config
     chance = config.space.out_of_memory if chance is None else chance
-    distance = 0.0
+    tight = problem.leaving_free(0.0)
     if chance < 0.5 and config.cost.knows_stages:
         spread = posterior(problem).memory_spread(problem.cluster, problem.software.name)
         for _ in range(SETTLED):  # the less is used, the more of it is the framework's reserve
-            distance = _quantile(chance) * spread(1.0 - _headroom(distance))
-    return problem.leaving_free(_headroom(distance))
+            distance = _quantile(chance) * spread(1.0 - tight.margin)
+            tight = problem.leaving_free(_headroom(distance))
+    return tight
 
 
 def looser_levels(asked: Asked) -> list[Asked]:
@@ -127,8 +128,7 @@ def within_chance(asked: Asked, find: Callable[[float], Planned]) -> Planned:
     headrooms = [tightened(problem, chance).headroom for chance in LEVELS]
     search = _ChanceSearch(find, asked, headrooms)
     usual = next(i for i, chance in enumerate(LEVELS) if chance <= search.allowed)
-    exact = problem.config.search.method == "exact"
-    named = 0 if exact else search.loosest(usual)
+    named = 0 if problem.config.search.method == "exact" else search.loosest(usual)
     met, failed = search.tighter(usual if named is None else named, usual)
     if met and search.keeps(met[-1]):
         return search.loosened(met[-1], usual) if named is None else met[-1]
@@ -404,13 +404,12 @@ def _safe(asked: Asked, chosen: Rung, kind: str) -> Rung | None:
         asked: The question with all memory.
     """
     deadline = time.monotonic() + RUNG_SECONDS
-    cost = evaluate(chosen.plan, asked.problem)
-    pairs = zip(cost.capacity_bytes, cost.memory_bytes, strict=True)
-    distance = min(capacity / used - 1.0 for capacity, used in pairs)
+    problem = asked.problem
+    distance = float(free_share(evaluate(chosen.plan, problem), problem.usable).min())
     chance, wanted = chosen.chance, SAFER * chosen.chance
     # as wide as the chosen plan's own error; from a chance of one half on the quantile is no width
     implied = distance / _quantile(min(chance, 0.49))
-    spread = max(posterior(asked.problem).residuals.memory, implied)
+    spread = max(posterior(problem).residuals.memory, implied)
     for tries in range(1, SAFE_TRIES + 1):
         missing = (_quantile(wanted) - _quantile(chance)) * spread
         distance += tries * max(missing, LEAST_STEP)

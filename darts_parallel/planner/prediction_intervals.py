@@ -91,7 +91,7 @@ def intervals(
     spread = known.residuals.memory
     sd = (covariance.diagonal() + spread**2).sqrt()
     used = float_tensor(cost.memory_bytes)
-    room = _room(cost)
+    room = free_share(cost, problem.usable)
     half_bytes = NORMAL * sd * used
     lower = (used - half_bytes).clamp(min=0.0).tolist()
     upper = (used + half_bytes).tolist()
@@ -116,16 +116,19 @@ def out_of_memory(plan: Plan, problem: Problem, peaks: Sequence[RunConfig] = ())
     runs = [replace(run, error=0.0) for run in known.runs]
     given = replace(known, runs=[*runs, *peaks])
     moved = given.given_runs(memory_slopes(plan, problem))
-    room = _room(evaluate(plan, problem)) - moved.means
+    room = free_share(evaluate(plan, problem), problem.usable) - moved.means
     return any_above(room, moved.covariance, known.residuals.memory)
 
 
-def _room(cost: CostBreakdown) -> Tensor:
+def free_share(cost: CostBreakdown, usable: float) -> Tensor:
     """Return the bytes left per predicted byte of every stage, `(K,)`.
 
     Errors of bytes add in bytes: a longer sequence adds bytes and error, and leaves less room.
+
+    Args:
+        usable: Share of a device's memory that the plan may fill.
     """
-    return float_tensor(cost.capacity_bytes) / float_tensor(cost.memory_bytes) - 1.0
+    return usable * float_tensor(cost.capacity_bytes) / float_tensor(cost.memory_bytes) - 1.0
 
 
 def any_above(room: Tensor, covariance: Tensor, spread: float) -> float:

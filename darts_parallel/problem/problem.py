@@ -78,9 +78,14 @@ class Problem:
         return self.with_config(training=replace(self.training, **values))
 
     @property
+    def usable(self) -> float:
+        """Share of every device's memory that `space.memory_margin` leaves."""
+        return 1.0 - self.config.space.memory_margin
+
+    @property
     def margin(self) -> float:
         """Share of every device's memory that plans leave free."""
-        return 1.0 - (1.0 - self.config.space.memory_margin) * (1.0 - self.headroom)
+        return 1.0 - self.usable * (1.0 - self.headroom)
 
     @property
     def num_layers(self) -> int:

@@ -10,6 +10,7 @@ from darts_parallel.cost import build_tables
 from darts_parallel.cost.tolerances import PLAN_MEMORY_TOLERANCE
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.planner._session import Asked
+from darts_parallel.planner.memory_chance import ladder
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -46,6 +47,23 @@ def test_a_margin_is_left_free_and_more_of_it_never_makes_the_optimum_better(see
     assert usable == pytest.approx(0.1 * whole / 2**30, abs=0.006)
     assert enough == pytest.approx(needed / 0.1, abs=0.07)
     assert plan(load_problem([*wide, f"cluster.devices.toy.memory_GiB={enough}"])).plan
+
+
+@pytest.mark.parametrize("memory", [0.0027, 0.0035])
+def test_a_margin_of_half_the_memory_is_half_the_memory(memory: float) -> None:
+    """The margin took the place of the headroom: a risky plan had a chance of 0."""
+    job = ["model=toy", "training=toy", "cluster=toy", "search=exact", "space.tp=1", "space.pp=2"]
+    job.append("cluster.devices.toy.reserved_GiB=0.001")
+    half = plan(load_problem([*job, f"cluster.devices.toy.memory_GiB={memory}"]))
+    whole = [f"cluster.devices.toy.memory_GiB={2 * memory}", "space.memory_margin=0.5"]
+    margin = plan(load_problem([*job, *whole]))
+    assert margin.plan == half.plan
+    assert margin.out_of_memory == pytest.approx(half.out_of_memory, rel=1e-6)
+    assert half.out_of_memory is not None
+    assert half.out_of_memory > 0.01
+    levels = {rung.name: rung.seconds for rung in ladder(half)}
+    assert "safe" in levels
+    assert levels == {rung.name: rung.seconds for rung in ladder(margin)}
 
 
 def test_the_question_with_less_memory_has_the_tables_of_the_tighter_problem() -> None:
