@@ -145,7 +145,7 @@ def built(
     names: list[str],
 ) -> dict[str, Any]:
     """Return what is read and built, or why not."""
-    found = {}
+    found: dict[str, Any] = {}
     try:
         args = read(words, world, one_queue)
         found |= {name: getattr(args, name, None) for name in names}

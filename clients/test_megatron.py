@@ -66,7 +66,7 @@ def packing_scripts(scheduler: str) -> list[list[str]]:
     ]
     job = load_problem(["model=toy", "cluster=toy", "training=toy", *pins])
     versions = packing_flags(job.training, 1)
-    return [[*PACKED_JOB.split(), *flags.split()] for flags in versions.values()]
+    return [PACKED_JOB.split() + flags.split() for flags in versions.values()]
 
 
 def answers_of(scripts: list[list[str]]) -> list[dict[str, Any]]:

@@ -143,7 +143,7 @@ def report(rows: Sequence[TrainerAnswer]) -> str:
     for row in said:
         own = earlier.get((row.problem, row.trainer), {})
         before = [own.get(key, "") for key in ("plan", "seconds", "fits")]
-        cells.append([*_cells(row), *before])
+        cells.append(_cells(row) + before)
     refused = []
     for row in none:
         line = forbidden_by(row, sources)

@@ -157,7 +157,7 @@ def _without_verb(given: list[str]) -> list[str]:
         return ["space=uniform", "space.out_of_memory=0.5", *rest, *switch]
     if verb is not None and not any(argument.startswith(f"{key}=") for argument in rest):
         raise ConfigError(f"{verb} needs {VERBS[verb]}; try darts-parallel {verb} plan.json.")
-    return [*rest, *switch]
+    return rest + switch
 
 
 def deferred_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -22,7 +22,7 @@ from darts_parallel.config.box import with_box
 from darts_parallel.config.checks import require
 from darts_parallel.config.huggingface import resolve_path
 from darts_parallel.config.messages import config_sentence, error_sentence
-from darts_parallel.config.old_keys import current_folder
+from darts_parallel.config.old_keys import current_folder, yaml_files
 from darts_parallel.config.schema import Config, config_dir, register_schema
 from darts_parallel.config.trainer import group_file
 from darts_parallel.config.words import given_values, require_clear_machine, without_words
@@ -211,7 +211,7 @@ def readable_folder(folder: str) -> str:
         ConfigError: the aliases of a file stand for more than `MOST_VALUES`, which would fill the
             memory.
     """
-    for path in (*Path(folder).glob("*.yaml"), *Path(folder).glob("*/*.yaml")):
+    for path in yaml_files(folder):
         require_few_values(str(path), path)
     return current_folder(folder)
 

@@ -68,7 +68,7 @@ def _is_of_configuration(error: BaseException) -> bool:
     if type(error).__module__.startswith(LIBRARIES):
         return True
     names = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
-    known = [name for name in names if name.startswith((*LIBRARIES, *OWN))]
+    known = [name for name in names if name.startswith(LIBRARIES + OWN)]
     raised_there = bool(known) and known[-1].startswith(LIBRARIES)
     return raised_there and not isinstance(error, OSError)
 

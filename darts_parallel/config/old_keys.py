@@ -135,9 +135,14 @@ def _replaced(values: dict[Any, Any], name: str, key: str, old: OldKey) -> Itera
     yield f"{key}={as_yaml(value)} is read as {new_key}={as_yaml(new_value)}"
 
 
+def yaml_files(folder: str) -> list[Path]:
+    """List the YAML files of a folder for `--config-dir`, those of its groups last."""
+    return [*Path(folder).glob("*.yaml"), *Path(folder).glob("*/*.yaml")]
+
+
 def current_folder(folder: str) -> str:
     """Return a folder of configuration files, or a copy if files have old keys."""
-    files = [*Path(folder).glob("*.yaml"), *Path(folder).glob("*/*.yaml")]
+    files = yaml_files(folder)
     changed = {}
     for path in files:
         with suppress(OSError, ValueError, YAMLError, OmegaConfBaseException):

@@ -16,7 +16,7 @@ def megatron_model_flags(job: Request) -> Flags:
     Errors:
         UnsupportedError: a router's bias apart from those of the products.
     """
-    return [*_latent_flags(job.model), *_expert_flags(job)]
+    return _latent_flags(job.model) + _expert_flags(job)
 
 
 def _latent_flags(config: ModelConfig) -> Flags:

@@ -102,7 +102,7 @@ def suite(parts: Sequence[str] = ()) -> list[SuiteCase]:
     """
     listed = _listed()
     cases: list[SuiteCase] = []
-    for entry in (*listed["compare"], *listed["smoke"]):
+    for entry in listed["compare"] + listed["smoke"]:
         for variant in entry["variants"]:
             cases.append(_preset_case(entry, variant, len(cases)))
     if tuple(parts) == ("core",):
