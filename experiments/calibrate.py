@@ -68,7 +68,10 @@ def calibrate(options: CalibrationOptions) -> int:
     print(f"{len(cases)} runs, {len(parameters)} latent parameters")
     start = Calibrated.read(Path(options.start)).latent(parameters) if options.start else None
     latent, found = fit(cases, parameters, start, options.steps)
-    summaries = {("in sample", part): error for part, error in in_sample(found).items()}
+    ratios = found.error.exp()
+    summaries = {}
+    for index, part in enumerate(PARTS):
+        summaries["in sample", part] = summarise(ratios[found.part == index].tolist())
     held_out: dict[str, list[HeldOut]] = {}
     for kind in options.cross_validate:
         held_out[kind] = cross_validate(cases, parameters, latent, found, kind)
@@ -114,14 +117,6 @@ def usable_cases(options: CalibrationOptions) -> list[MeasuredCase]:
             "experiments.validate_cost_model tells; try a folder with one."
         )
     return cases
-
-
-def in_sample(found: Residuals) -> dict[str, ErrorSummary]:
-    """Summarize the errors of the runs that were fitted."""
-    ratios = found.error.exp()
-    return {
-        part: summarise(ratios[found.part == index].tolist()) for index, part in enumerate(PARTS)
-    }
 
 
 def provenance(

@@ -112,16 +112,12 @@ class BilevelLoop:
     def run(self, on_record: Callable[[BilevelRecord], None] = lambda record: None) -> None:
         """Make all steps that are left and hand on the record of each; trials come before the first."""
         if self.tried is None:
-            self.tried = self._try()
+            self.tried = self.prices
+            if self.settings.estimator == "trials" and len(self.prices.all_bits) > 1:
+                self.tried = Trials(self.settings, self.corpus.train).price_bits(self.prices)
         self.prices = self.tried
         while self.trainer.step < self.settings.num_steps:
             on_record(self.step())
-
-    def _try(self) -> LogSlowdown:
-        """Price few bits by trials, where they are asked for."""
-        if self.settings.estimator != "trials" or len(self.prices.all_bits) == 1:
-            return self.prices
-        return Trials(self.settings, self.corpus.train).price_bits(self.prices)
 
     def step(self) -> BilevelRecord:
         """Make one weight step, and a logit step where one is due."""

@@ -123,14 +123,10 @@ def _assumed_job(typed: DictConfig, shape: Sequence[Any], named: set[str]) -> di
     if "training.global_batch_size" not in named:
         gpus = sum(group.count * group.gpus for group in typed.cluster.nodes)
         tokens = min(MOST_TOKENS_ASSUMED, TOKENS_ASSUMED * gpus)
-        result["training.global_batch_size"] = _sequences(tokens / length, sequences)
+        unit = sequences if isinstance(sequences, int) and sequences > 0 else 1
+        doublings = max(round(log2(tokens / length / unit)), 0)
+        result["training.global_batch_size"] = int(unit * 2**doublings)
     return result
-
-
-def _sequences(wanted: float, unit: Any) -> int:
-    """Return the multiple of a unit by a power of two that is closest to so many sequences."""
-    size = unit if isinstance(unit, int) and unit > 0 else 1
-    return int(size * 2 ** max(round(log2(wanted / size)), 0))
 
 
 def load_config(

@@ -96,7 +96,8 @@ def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verific
     """Say what is proven of the plan over the whole space, in one clause."""
     kind = problem.config.space.kind
     answers = [v for v in verifications if v.space == kind or v.space not in SPACES]
-    bound = _best_bound(answers)
+    bounds = [entry.lower_bound_s for entry in answers if isfinite(entry.lower_bound_s)]
+    bound = max(bounds, default=0.0)
     if bound <= 0:
         return "best found; no lower bound is known"
     space = _space_words(problem, answers[0].space)
@@ -112,12 +113,6 @@ def claim(problem: Problem, cost: CostBreakdown, verifications: Sequence[Verific
         return f"best found; no useful bound: {above} above the proven one ({space})"
     reference = "optimal in the model" if proven else "a proven lower bound"
     return f"best found; {above} above {reference} ({space})"
-
-
-def _best_bound(answers: Sequence[Verification]) -> float:
-    """Return the largest proven lower bound, seconds; 0 where none is known."""
-    bounds = [entry.lower_bound_s for entry in answers if isfinite(entry.lower_bound_s)]
-    return max(bounds, default=0.0)
 
 
 def _space_words(problem: Problem, name: str) -> str:

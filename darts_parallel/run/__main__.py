@@ -17,8 +17,6 @@ from rich.console import Console
 from darts_parallel.config import run_main
 from darts_parallel.cost import CostBreakdown, evaluate
 from darts_parallel.errors import UnsupportedError
-from darts_parallel.plans import Plan
-from darts_parallel.problem import Problem
 from darts_parallel.run.launch import (
     LocalMachine,
     device_for,
@@ -43,7 +41,11 @@ def run(settings: RunSettings) -> int:
     Returns:
         The exit status: 1 where the comparison failed.
     """
-    problem, plan, device = _checked(settings)  # before the imports, which an older torch fails
+    with refused_by_the_first():  # before the imports, which an older torch fails
+        require_torch()
+        problem, plan = load(settings)
+        device = device_for(problem, plan, settings.device, LocalMachine.here())
+        require_processes(problem.cluster.num_devices)
     from darts_parallel.run.measure import execute
     from darts_parallel.run.workers import Workers
 
@@ -68,16 +70,6 @@ def run(settings: RunSettings) -> int:
     console.print(f"{job}: {described}\n", highlight=False)
     render(outcome, cost, console)
     return 0 if outcome.verdict is None or outcome.verdict.passed else 1
-
-
-def _checked(settings: RunSettings) -> tuple[Problem, Plan, str]:
-    """Check problem, plan and device before any process group."""
-    with refused_by_the_first():
-        require_torch()
-        problem, plan = load(settings)
-        device = device_for(problem, plan, settings.device, LocalMachine.here())
-        require_processes(problem.cluster.num_devices)
-    return problem, plan, device
 
 
 def main() -> int:
