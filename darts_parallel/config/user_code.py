@@ -21,7 +21,16 @@ def load_function(key: str, path: str) -> Callable[..., Any]:
     name, _, function = path.partition(":")
     example = f"{key}=package.file:function"
     require(bool(name and function), setting, "name a file and a function", example)
-    return _function_of(setting, _imported(key, name, function), function)
+    imported = _imported(key, name, function)
+    made = getattr(imported, function, None)
+    if callable(made):
+        return made
+    items = vars(imported).items()
+    known = [own for own, value in items if callable(value) and not own.startswith("_")]
+    raise ConfigError(
+        f"{setting}: {imported.__name__} has no function {function}; "
+        f"try one of {', '.join(known) or 'its own'}."
+    )
 
 
 def _imported(key: str, name: str, function: str) -> ModuleType:
@@ -40,20 +49,3 @@ def _imported(key: str, name: str, function: str) -> ModuleType:
             f"{key}={name}:{function}: {name} cannot be imported "
             f"({type(error).__name__}: {error}); try {better}."
         ) from error
-
-
-def _function_of(
-    setting: str,
-    imported: ModuleType,
-    name: str,
-) -> Callable[..., Any]:
-    """Return a function of the user's file."""
-    made = getattr(imported, name, None)
-    if callable(made):
-        return made
-    items = vars(imported).items()
-    known = [key for key, value in items if callable(value) and not key.startswith("_")]
-    raise ConfigError(
-        f"{setting}: {imported.__name__} has no function {name}; "
-        f"try one of {', '.join(known) or 'its own'}."
-    )
