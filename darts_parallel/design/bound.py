@@ -177,8 +177,7 @@ def log_tangents(
     fixed = np.maximum(1.0 + slopes.sum(-1), 0.0)
     total = fixed + parts.sum(-1)
     tangents = -parts / total[..., None]
-    at_zero = heights + np.log(total)
-    at_zero = at_zero - (tangents * at).sum(-1)
+    at_zero = heights + np.log(total) - (tangents * at).sum(-1)
     return Lines(at_zero, tangents)
 
 

@@ -153,14 +153,14 @@ def design_of(name: str, raw: Any, overrides: Sequence[str] = ()) -> Design:
     require(either, "design.budget or design.target", "be given, and not both", "budget=1e6")
     whole = sum(job.weight for job in given.jobs)
     weights = tuple(job.weight / whole for job in given.jobs)
-    options = []
-    for key, own in given.options.items():
-        options.append(_option(key, own, given.knobs | own.knobs, given.jobs))
+    options = tuple(
+        _option(key, own, given.knobs | own.knobs, given.jobs) for key, own in given.options.items()
+    )
     budget = given.budget or 0.0
     target = given.target or 0.0
     budgets = tuple(sorted({1.0, *given.budgets}))
     tolerance = given.tolerance
-    return Design(name, given.unit, budget, target, budgets, tolerance, weights, tuple(options))
+    return Design(name, given.unit, budget, target, budgets, tolerance, weights, options)
 
 
 def _option(

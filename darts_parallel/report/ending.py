@@ -44,13 +44,12 @@ def render_ending(
     """Print where the plan comes from, the files of the run, and the explanation where it is asked for."""
     output = problem.config.output
     folder = shown_path(folder)
-    lines = [] if planned.rental is None else [planned.rental.label()]
+    if planned.rental is not None:
+        print_line(console, planned.rental.label())
     if output.verbose and output.tensorboard:
-        lines.append(f"curves: tensorboard --logdir {folder / 'tensorboard'}")
+        print_line(console, f"curves: tensorboard --logdir {folder / 'tensorboard'}")
     page = " · report.html lies next to it" if (folder / "report.html").exists() else ""
-    lines.append(f"why: darts-parallel explain {folder / 'plan.json'}{page}")
-    for line in lines:
-        print_line(console, line)
+    print_line(console, f"why: darts-parallel explain {folder / 'plan.json'}{page}")
     if problem.config.explain:
         render_explanation(explain(problem, planned.plan), console)
 
