@@ -182,14 +182,15 @@ def _receive_seconds(
     units: torch.Tensor,
 ) -> torch.Tensor:
     """Return seconds across the boundary before each middle stage, where even stages have it, `(B, K)`."""
-    result = torch.zeros(len(outer), table.num_stages, dtype=torch.float64)
-    if table.num_stages < 3:
+    stages = table.num_stages
+    result = torch.zeros(len(outer), stages, dtype=torch.float64)
+    if stages < 3:
         return result
-    even = first_partition(len(units), table.num_stages)
-    starts = even.cumsum()[: table.num_stages - 2]
+    even = first_partition(len(units), stages)
+    starts = even.cumsum()[: stages - 2]
     pairs = units[torch.from_numpy(starts)] - 1
     layout = table.layout[choice].unsqueeze(1)
-    boundary = table.boundary_kind[: table.num_stages - 2].unsqueeze(0)
+    boundary = table.boundary_kind[: stages - 2].unsqueeze(0)
     rows = outer.unsqueeze(1)
     p2p = table.p2p.detach()
     result[:, 1:-1] = p2p[rows, boundary, pairs.unsqueeze(0), layout, layout]

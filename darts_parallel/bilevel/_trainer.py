@@ -83,17 +83,14 @@ class WeightTrainer:
     generator: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
-        fused = self.settings.order != "second"
-        self.toy = Toy(self.settings.model, self.settings.block_size, fused)
+        settings = self.settings
+        fused = settings.order != "second"
+        self.toy = Toy(settings.model, settings.block_size, fused)
         self.weights = self.toy.initial_weights(torch.Generator().manual_seed(self.seed))
         self.generator = torch.Generator().manual_seed(self.seed + 1)
-        self.optimizer = Adam(
-            [(w, self.settings.learning_rate) for w in self.weights.values()], BETAS
-        )
-        self.reducers = [
-            GradientReducer(self.settings.block_size) for _ in range(self.settings.num_blocks)
-        ]
-        self.noise = NoiseScale(self.settings.decay)
+        self.optimizer = Adam([(w, settings.learning_rate) for w in self.weights.values()], BETAS)
+        self.reducers = [GradientReducer(settings.block_size) for _ in range(settings.num_blocks)]
+        self.noise = NoiseScale(settings.decay)
 
     @property
     def learning_rate(self) -> float:
@@ -132,10 +129,11 @@ class WeightTrainer:
         Args:
             tokens: Batch, shape `(B, T + 1)`.
         """
+        weights = self.weights
         lossy = [dp for pairs, _ in mixtures for dp, bits in pairs if bits < LOSSLESS]
         groups = lcm(*lossy, 2 if self.measure_noise else 1)
-        found = [differentiate(loss, self.weights, own) for own in tokens.chunk(groups)]
-        gradients = {name: torch.stack([own[name] for own, _ in found]) for name in self.weights}
+        found = [differentiate(loss, weights, own) for own in tokens.chunk(groups)]
+        gradients = {name: torch.stack([own[name] for own, _ in found]) for name in weights}
         if groups > 1:
             small, large = squared_norms(gradients)
             self.noise.update(small, large, len(tokens) // groups, len(tokens))
@@ -148,10 +146,10 @@ class WeightTrainer:
             flat = flatten_layer(gradients, names)
             delivered = reducer.reduce(flat, pairs)
             mean.append(flat.mean(0))
-            final |= unflatten_layer(mixture @ delivered, self.weights, names)
+            final |= unflatten_layer(mixture @ delivered, weights, names)
         rate = self.learning_rate
-        self.optimizer.parameters = [(weight, rate) for weight in self.weights.values()]
-        for name, weight in self.weights.items():
+        self.optimizer.parameters = [(weight, rate) for weight in weights.values()]
+        for name, weight in weights.items():
             weight.grad = final[name]
         self.optimizer.step()
         self.optimizer.zero_grad()

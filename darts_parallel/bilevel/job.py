@@ -125,6 +125,7 @@ class BilevelJob:
         Returns:
             Median predicted seconds to the target loss; seconds of a step where the plan was not judged.
         """
+        console = self.console
         self.settings = BilevelSettings.of(self.problem)
         loop = BilevelLoop(self.settings, self.problem, load_corpus())
         finished = self._search(loop)
@@ -135,12 +136,12 @@ class BilevelJob:
         file = self.folder / "plan.json"
         write_json(file, data)
         outcome = replace(outcome, elasticities=data["sensitivity"])
-        tables = render(outcome, self.console)
+        tables = render(outcome, console)
         tables.append(phase_table(phases))
-        self.console.print(tables[-1])
+        console.print(tables[-1])
         lines = self._trainer_lines(phases)
         for line in lines:
-            print_line(self.console, line)
+            print_line(console, line)
         runs: list[dict[str, Retrained]] = []
         finished = finished and self._judge(loop, phases, runs)
         if runs:
@@ -148,8 +149,8 @@ class BilevelJob:
             known = {name: own if isfinite(own) else None for name, own in seconds.items()}
             write_json(file, data | {"time_to_target_s": known})
             tables.append(time_table(runs))
-            self.console.print(tables[-1])
-            print_line(self.console, CONTROLS)
+            console.print(tables[-1])
+            print_line(console, CONTROLS)
         if not finished:
             print(INTERRUPTED, file=sys.stderr)
         elif self.tracker is not None:
@@ -160,7 +161,7 @@ class BilevelJob:
             outcome, tables, [*lines, f"all curves: tensorboard --logdir {self.folder}"]
         )
         write_text(file.with_name("report.html"), page)
-        print_line(self.console, f"plan: {file} · report.html lies next to it")
+        print_line(console, f"plan: {file} · report.html lies next to it")
         return summary(runs)[SCHEDULE] if runs else outcome.cost.iteration_time_s
 
     def _search(self, loop: BilevelLoop) -> bool:

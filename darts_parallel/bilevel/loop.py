@@ -121,14 +121,15 @@ class BilevelLoop:
 
     def step(self) -> BilevelRecord:
         """Make one weight step, and a logit step where one is due."""
+        trainer = self.trainer
         settings = self.settings
-        step = self.trainer.step
+        step = trainer.step
         warm = step >= settings.warmup_steps
-        batch = self.trainer.batch
-        self.trainer.frozen = warm and settings.control == "frozen_weights"
-        tokens = self.trainer.next_batch(self.corpus.train)
+        batch = trainer.batch
+        trainer.frozen = warm and settings.control == "frozen_weights"
+        tokens = trainer.next_batch(self.corpus.train)
         if warm and settings.control == "no_weight_step" and self.outcome is not None:
-            self.trainer.step += 1
+            trainer.step += 1
         else:
             self.outcome = self._weight_step(tokens)
         outcome = self.outcome
@@ -138,8 +139,8 @@ class BilevelLoop:
             loss = self._price(tokens, outcome)
             upper = self.upper.step(self.prices, move=settings.control != "random_logits")
             self.leader = self.upper.leader(self.prices)
-            self.trainer.batch = self.leader.batch
-        noise = self.trainer.noise.sequences
+            trainer.batch = self.leader.batch
+        noise = trainer.noise.sequences
         return BilevelRecord(step + 1, batch, outcome.loss, loss, noise, upper)
 
     def phases(self) -> list[TrainingPhase]:
@@ -281,22 +282,23 @@ class BilevelLoop:
         outcome: WeightStep,
     ) -> float:
         """Price pairs by slopes of the mixture's loss on the seen bytes, in steps of the run itself."""
+        trainer = self.trainer
         leader = self.leader or self.upper.leader(self.prices)
         prices = self.prices
         pairs = prices.forward_pairs
         weights = self._pair_weights(leader, pairs, lambda candidate: candidate.forward_pair)
-        loss = partial(self.trainer.toy.mixed_loss, pairs=pairs)
+        loss = partial(trainer.toy.mixed_loss, pairs=pairs)
         ahead = None
         if self.settings.order == "second":  # through the trainer's next step
-            rate = self.trainer.learning_rate
-            ahead = {name: rate * scale for name, scale in self.trainer.preconditioner().items()}
-        found = slopes(loss, self.trainer.weights, weights, seen, tokens, ahead)
+            rate = trainer.learning_rate
+            ahead = {name: rate * scale for name, scale in trainer.preconditioner().items()}
+        found = slopes(loss, trainer.weights, weights, seen, tokens, ahead)
         exchange = nats_per_efold(self.curve)
         if exchange is not None:
             # exact pairs come first; what a slope gains over them is luck
             nats = (found.by_pair - found.by_pair[:, :1]).double()
             gains = (found.by_weight, outcome.mean, prices.gradient_pairs)
-            lacking = gradient_shortfall(self.trainer, *gains)
+            lacking = gradient_shortfall(trainer, *gains)
             forward = (nats / exchange).clamp(min=0.0)
             self.prices = replace(prices, forward=forward, gradient=lacking.clamp(min=0.0))
         return found.loss

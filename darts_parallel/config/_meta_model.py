@@ -48,8 +48,9 @@ WINDOWS = ("sliding_window", "local_attention", "window_size")
 
 def describe(values: FileValues, place: str, name: str) -> Imported:
     """Return the model of a parsed `config.json`; arguments and errors as `import_model`."""
-    shown = transformers.utils.logging.get_verbosity()
-    transformers.utils.logging.set_verbosity(transformers.utils.logging.CRITICAL)
+    logging = transformers.utils.logging
+    shown = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -66,7 +67,7 @@ def describe(values: FileValues, place: str, name: str) -> Imported:
                 why = f"model_type={config.model_type} cannot be counted on the meta device ({_line(error)})"
             raise UnsupportedError(f"{place}: {why}; {OWN_FILE}.")
     finally:
-        transformers.utils.logging.set_verbosity(shown)
+        logging.set_verbosity(shown)
 
 
 def _configuration(values: FileValues, place: str) -> Any:

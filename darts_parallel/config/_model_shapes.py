@@ -129,6 +129,7 @@ class ShapeReader:
         Errors:
             NotModelled: a part has no field.
         """
+        fields = self.fields
         stacks = self._stacks(2 if self.config.is_encoder_decoder else 1)
         blocks = [
             self._block(f"{path}.{i}", one) for path, stack in stacks for i, one in enumerate(stack)
@@ -139,14 +140,14 @@ class ShapeReader:
         self.begin = min(self._turn(one) for _, stack in stacks for one in stack)
         every = self._parts(self.model, "")
         self._ends([p for p in every if not p.path.startswith(inside)], len(stacks))
-        self.fields.setdefault("num_heads", gcd(self.hidden, self.fields.get("mamba_num_heads", 1)))
-        self.fields.update(vocab_size=self.vocabulary, hidden_size=self.hidden)
-        self.fields["relative_position_buckets"] = self.buckets // len(stacks)
-        self.fields["num_encoder_layers"] = len(stacks[0][1]) if len(stacks) > 1 else 0
+        fields.setdefault("num_heads", gcd(self.hidden, fields.get("mamba_num_heads", 1)))
+        fields.update(vocab_size=self.vocabulary, hidden_size=self.hidden)
+        fields["relative_position_buckets"] = self.buckets // len(stacks)
+        fields["num_encoder_layers"] = len(stacks[0][1]) if len(stacks) > 1 else 0
         self._widths(blocks)
         self._norms(blocks)
         self._biases()
-        return self.fields, [block.path for block in blocks]
+        return fields, [block.path for block in blocks]
 
     def _set(self, part: MetaPart, **fields: Any) -> None:
         for key, value in fields.items():
@@ -460,19 +461,20 @@ class ShapeReader:
 
     def _widths(self, blocks: list[MetaBlock]) -> None:
         """Say which block has what: experts, state spaces, widths of MLPs."""
+        fields = self.fields
         hybrid = any(MAMBA in b.symbols or len(b.symbols) < 2 for b in blocks)
         routed = [EXPERTS in block.symbols for block in blocks]
-        self.fields["num_layers"] = len(blocks)
+        fields["num_layers"] = len(blocks)
         if hybrid:
             pattern = "".join(block.symbols for block in blocks)
-            self.fields.update(num_layers=len(pattern), hybrid_override_pattern=pattern)
+            fields.update(num_layers=len(pattern), hybrid_override_pattern=pattern)
         elif any(routed) and not all(routed):
-            self.fields["moe_layer_freq"] = [int(has) for has in routed]
+            fields["moe_layer_freq"] = [int(has) for has in routed]
         widths = {True: 0, False: 0}
         for block, has in zip(blocks, routed, strict=True):
             widths[has] = max(widths[has], block.ffn)
-        self.fields["ffn_hidden_size"] = widths[False] or None
-        self.fields["moe_shared_expert_intermediate_size"] = widths[True] or None
+        fields["ffn_hidden_size"] = widths[False] or None
+        fields["moe_shared_expert_intermediate_size"] = widths[True] or None
 
     def _norms(self, blocks: list[MetaBlock]) -> None:
         """Say how many norms a block has."""
@@ -490,15 +492,16 @@ class ShapeReader:
 
     def _biases(self) -> None:
         """Set `linear_bias` for all products; products that differ keep a field of their own."""
+        fields = self.fields
         keys = ("mlp_bias", "qkv_bias", "attention_output_bias")
         hidden = ("expert_bias", "mamba_bias", "transform_bias")
-        biases = [self.fields.pop(key, None) for key in hidden]
-        biases += [self.fields.get(key) for key in keys]
+        biases = [fields.pop(key, None) for key in hidden]
+        biases += [fields.get(key) for key in keys]
         shared = next((bias for bias in biases if bias is not None), False)
-        self.fields["linear_bias"] = shared
+        fields["linear_bias"] = shared
         for key in keys:
-            if self.fields.get(key) == shared:
-                self.fields[key] = None
+            if fields.get(key) == shared:
+                fields[key] = None
 
 
 def _mixer(path: str, block: nn.Module, parts: Sequence[MetaPart]) -> MetaPart | None:

@@ -75,12 +75,13 @@ class NodeGroupConfig:
 
 def require_domain(key: str, domain: int, group: NodeGroupConfig) -> None:
     """Refuse an NVLink domain that cuts a node, or whose GPUs share a link."""
-    near = max(round(domain / group.gpus), 1) * group.gpus
-    rule = f"be a multiple of the {group.gpus} GPUs of a node"
-    require(domain % group.gpus == 0, f"{key}={domain}", rule, near)
+    gpus = group.gpus
+    near = max(round(domain / gpus), 1) * gpus
+    rule = f"be a multiple of the {gpus} GPUs of a node"
+    require(domain % gpus == 0, f"{key}={domain}", rule, near)
     rule = "be one node where intra_node.shared=true, since a domain of several nodes gives every GPU a port"
-    several = domain > group.gpus and group.intra_node.shared
-    require(not several, f"{key}={domain}", f"{rule} of its own", group.gpus)
+    several = domain > gpus and group.intra_node.shared
+    require(not several, f"{key}={domain}", f"{rule} of its own", gpus)
 
 
 @dataclass

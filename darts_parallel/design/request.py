@@ -217,10 +217,11 @@ class _Knob(NamedTuple):
 
 def _knob(name: str, given: KnobRequest, problem: Problem) -> _Knob:
     """Check one knob."""
+    bounds = given.bounds
     place = f"design.knobs.{name}"
     value = reference(name, problem.cluster)
-    rises = len(given.bounds) == 2 and given.bounds[0] <= given.bounds[1]
-    require(rises, f"{place}.bounds={given.bounds}", "be two factors that rise", "[0.25,4]")
+    rises = len(bounds) == 2 and bounds[0] <= bounds[1]
+    require(rises, f"{place}.bounds={bounds}", "be two factors that rise", "[0.25,4]")
     rule = "be a figure above 0 on this cluster, or left out"
     require(value > 0.0, place, rule, MEMORY)
     groups = problem.cluster.groups
@@ -228,5 +229,5 @@ def _knob(name: str, given: KnobRequest, problem: Problem) -> _Knob:
         number = int(name.split(".")[1])
         groups = (groups[number],)
     price = given.price * _counts(groups)[given.per]
-    low, high = sorted(sense(name) * log(bound) for bound in given.bounds)
+    low, high = sorted(sense(name) * log(bound) for bound in bounds)
     return _Knob(price, given.exponent, low, high, value)

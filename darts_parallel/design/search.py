@@ -48,12 +48,13 @@ class Branch:
     """
 
     def __init__(self, option: Option, weights: tuple[float, ...]) -> None:
+        knobs = option.knobs
         self.option = option
         self.weights = weights
-        figures = [figure_of(name) for name in option.knobs.names]
+        figures = [figure_of(name) for name in knobs.names]
         self.is_memory = np.array([figure == MEMORY for figure in figures])
-        self.knobs = option.knobs.only(~self.is_memory)
-        memories = option.knobs.only(self.is_memory)
+        self.knobs = knobs.only(~self.is_memory)
+        memories = knobs.only(self.is_memory)
         self.pricings = [Pricing(problem, self.knobs, memories) for problem in option.problems]
         sizes = [len(pricing.needs) for pricing in self.pricings]
         self.plans = _combinations(sizes)
@@ -62,8 +63,8 @@ class Branch:
         self.needs = np.max(needs, axis=0) * (1 + SLACK)
         costs = memories.cost(np.log(self.needs))
         self.memory = costs.sum(1)
-        self.least = self.total(option.knobs.low)
-        self.most = self.total(option.knobs.high)
+        self.least = self.total(knobs.low)
+        self.most = self.total(knobs.high)
         self.damping = self.knobs.exponent / (1.0 + self.knobs.exponent)
         """Factor of moves at which shares of the money settle at once."""
         self.points: list[Array] = []

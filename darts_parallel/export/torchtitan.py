@@ -136,16 +136,15 @@ def _assignments(section: str, values: dict[str, Any]) -> list[str]:
 
 
 def _check(job: Request) -> None:
-    own_heads = job.model.head_size == job.model.hidden_size // job.model.num_heads
-    if job.model.qkv_bias or not (own_heads or job.model.qk_norm):
-        what = "qkv_bias" if job.model.qkv_bias else f"head_dim={job.model.head_dim}"
-        what = f"model={job.model.name} has {what}, which its Llama 3 and Qwen 3 lack"
+    model = job.model
+    own_heads = model.head_size == model.hidden_size // model.num_heads
+    if model.qkv_bias or not (own_heads or model.qk_norm):
+        what = "qkv_bias" if model.qkv_bias else f"head_dim={model.head_dim}"
+        what = f"model={model.name} has {what}, which its Llama 3 and Qwen 3 lack"
         job.refuse(what, "a model such as model=llama3_8b")
     job.require_precision(MIXED_PARAMETER, "its fields cannot set")
     modules = job.training.recompute_modules
-    if (
-        modules != ["core_attn"] and not job.model.num_experts
-    ):  # blocks of experts have no SelectiveAC
+    if modules != ["core_attn"] and not model.num_experts:  # blocks of experts have no SelectiveAC
         what = f"training.recompute_modules={as_yaml(modules)}"
         what += ", and its selective checkpointing repeats every second product"
         job.refuse(what, "training.recompute_modules=[core_attn]")

@@ -90,17 +90,18 @@ def _uncertainty(known: Intervals) -> Entries:
 
 def _parallelism(plan: Plan, problem: Problem) -> dict[str, int | None]:
     """Return the degrees that all layers share; None where layers differ."""
+    layers = plan.layers
     batch = problem.training.global_batch_size // plan.num_micro_batches
     degrees = {}
-    degrees["dp"] = _common(layer.dp for layer in plan.layers)
-    degrees["tp"] = _common(layer.tp for layer in plan.layers)
+    degrees["dp"] = _common(layer.dp for layer in layers)
+    degrees["tp"] = _common(layer.tp for layer in layers)
     degrees["pp"] = plan.pp
     degrees["cp"] = plan.cp
     if problem.model.has_experts:
-        degrees["ep"] = _common(layer.ep for layer in plan.layers)
-        degrees["etp"] = _common(layer.etp for layer in plan.layers)
+        degrees["ep"] = _common(layer.ep for layer in layers)
+        degrees["etp"] = _common(layer.etp for layer in layers)
     degrees["virtual_stages"] = plan.virtual_stages
-    degrees["micro_batch_size"] = _common(batch // layer.dp for layer in plan.layers)
+    degrees["micro_batch_size"] = _common(batch // layer.dp for layer in layers)
     return degrees
 
 

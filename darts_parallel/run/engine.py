@@ -244,19 +244,20 @@ class Engine:
         return total / self.problem.tokens_per_iteration
 
     def _schedule(self) -> Any:
+        plan = self.plan
         stages = [self._stage(place, chunk) for place, chunk in sorted(self.local.chunks.items())]
-        count = self.plan.num_micro_batches
+        count = plan.num_micro_batches
         options = {"loss_fn": self.loss, "scale_grads": False}
-        name = self.plan.passes.pytorch_class(self.plan.pp, count)
+        name = plan.passes.pytorch_class(plan.pp, count)
         if name is None:
             schedule = _PipelineScheduleRuntime(stages, count, **options)  # type: ignore[no-untyped-call]
             with NamedTemporaryFile("w", suffix=".csv") as file:
-                file.write("\n".join(map(",".join, self.plan.pass_names)))
+                file.write("\n".join(map(",".join, plan.pass_names)))
                 file.flush()
                 schedule._load_csv(file.name)
             return schedule
         kind: Any = get_schedule_class(name)
-        own = stages if self.plan.virtual_stages > 1 else stages[0]
+        own = stages if plan.virtual_stages > 1 else stages[0]
         return kind(own, count, **options)
 
     def _stage(self, place: int, chunk: StageChunk) -> _TimedStage:

@@ -100,17 +100,18 @@ def run_case(case: SuiteCase, options: CompareOptions) -> list[MethodRun]:
 
     The oracle knows no incumbent, so nothing that the search does can influence it.
     """
+    search = options.search
     contest = Contest(case)
-    seeds = range(options.search.seed, options.search.seed + options.seeds)
+    seeds = range(search.seed, search.seed + options.seeds)
     limit = options.oracle_seconds
     oracle = contest.plan(ORACLE, partial(find_layerwise_plan, space_kind=SPACE), limit)
     if UNIFORM in options.methods:
         contest.plan(UNIFORM, find_uniform_plan, limit)
     if AUTO in options.methods:
-        contest.runs.append(_auto(contest, options.search))
+        contest.runs.append(_auto(contest, search))
     budget = options.budget
     if SEARCH in options.methods:
-        settings = replace(options.search, max_seconds=min(budget, options.search.max_seconds))
+        settings = replace(search, max_seconds=min(budget, search.max_seconds))
         for seed in seeds:
             contest.search(settings, seed)
         searches = grouped(contest.runs, "method")[SEARCH]
