@@ -47,6 +47,8 @@ job, that works. These settings are no keys of the configuration:
 | --- | --- |
 | `copies` | ranks that hold the same weights: dp × cp, or the replicas of an expert |
 | `ep_across_replicas` | ep, where an expert group spans ranks that hold the same dense weights |
+| `windowed_heads` | heads of keys and values, where blocks have windows or sinks; else 0 |
+| `uneven_heads` | remainder of `windowed_heads` over tp × cp |
 | `mamba_layers`, `hybrid_layers` | layers of `model.hybrid_override_pattern`: Mamba layers, or all |
 | `offloaded_optimizer` | share of the optimizer state in host memory (`space.offload`) |
 | `partly_offloaded` | the same share, if it is below 1 |

@@ -4,13 +4,12 @@ from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
 from darts_parallel.config import (
-    ANSWERS,
     EVERY_WORD,
-    SYNONYMS,
     WORDS,
     KeyDoc,
     group_names,
     key_docs,
+    other_names,
 )
 from darts_parallel.errors import ConfigError, closest
 
@@ -89,14 +88,21 @@ def help_lines(arguments: Sequence[str]) -> list[str]:
     docs = keys_about(topic)
     if docs:
         return [line for doc in docs for line in _entry(doc)]
-    known = [*COMMANDS, *GROUPS, *WORDS, "gpu", *SYNONYMS, *(doc.key for doc in key_docs())]
+    known = [
+        *COMMANDS,
+        *GROUPS,
+        *WORDS,
+        "gpu",
+        *other_names("keys"),
+        *(doc.key for doc in key_docs()),
+    ]
     rule = "is no command, group or key"
     raise ConfigError(f"--help {topic} {rule}; try darts-parallel --help {closest(topic, known)}.")
 
 
 def keys_about(topic: str) -> list[KeyDoc]:
     """Return the keys that a topic names: a word, a whole key, the last part of keys, or any part."""
-    word = (SYNONYMS | ANSWERS).get(topic, topic).partition("=")[0]
+    word = other_names("keys").get(topic, topic).partition("=")[0]
     key = EVERY_WORD.get(word, word)
     pattern = key.replace(".0.", "[].")
     known = key_docs()

@@ -17,8 +17,8 @@ NUMBER = r"((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?)(?![\d]|[.,]\d)"
 """A number as trainers print it; commas stand before groups of three digits alone."""
 RANK = re.compile(r"\[(r|R)ank ?(\d+)\]")
 """Who printed a line: torchrun counts `[rank3]` within a node, Megatron `[Rank 3]` in the job."""
-LENGTH = r"\b(?:seq_length|sequence length):?[ .]+(\d+)"
-"""Tokens of a sequence as Megatron and torchtitan print them before the first step."""
+LENGTH = r"\b(?:seq_length|sequence[_ ]length):?[ .]+(\d+)"
+"""Tokens of a sequence as Megatron, torchtitan and nanotron print them before the first step."""
 UNREAD = re.compile(r"\x1b\[[\d;]*m|\0")
 """Colours, and every second byte of UTF-16, which PowerShell writes."""
 MOST = 1e12

@@ -327,7 +327,7 @@ def _said(config: Any, found: Fields, model: Any) -> Fields:
         said["max_seq_len"] = min(longest or MAX_SIZE, MAX_SIZE)
     if found.get("num_experts"):
         said |= _routing(config, found["num_experts"], model)
-    return said | _windows(config, found["num_layers"])
+    return said | _windows(config, found["num_layers"], causal)
 
 
 def _routing(config: Any, num_experts: int, model: Any) -> Fields:
@@ -363,8 +363,11 @@ def _top_k(config: Any) -> int | None:
     return None
 
 
-def _windows(config: Any, layers: int) -> Fields:
-    """Return the size of sliding windows and their layers; nothing if all attend globally."""
+def _windows(config: Any, layers: int, causal: bool) -> Fields:
+    """Return the size of sliding windows and their layers; nothing if all attend globally.
+
+    Without a causal mask `transformers` gives the tokens on each side, without the query.
+    """
     size = next(filter(None, (getattr(config, key, None) for key in WINDOWS)), None)
     if not isinstance(size, int) or getattr(config, "use_sliding_window", True) is False:
         return {}
@@ -372,4 +375,7 @@ def _windows(config: Any, layers: int) -> Fields:
     flags = [int(bool(_WINDOWED.search(kind))) for kind in kinds or ["sliding"] * layers]
     if not any(flags) or len(flags) != layers:
         return {}
-    return {"sliding_window": size, "sliding_window_pattern": None if all(flags) else flags}
+    return {
+        "sliding_window": size if causal else 2 * size + 1,
+        "sliding_window_pattern": None if all(flags) else flags,
+    }

@@ -23,6 +23,14 @@ _GATE = re.compile(r"[._](gate|g)_proj$")
 _DOWN = re.compile("down|output|^w2$")
 DELTA_CHUNK = 64
 """Tokens of a chunk of a gated delta net, as transformers and flash-linear-attention have it."""
+FORMS = {
+    "use_parallel_residual": False,
+    "parallel_attn": False,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+}
+"""Keys that say a form of blocks, with the value of the usual form."""
 _HEAD_SIZES = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size", "dim_head")
 _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
@@ -122,6 +130,8 @@ class ShapeReader:
         """Heads of every attention."""
         self.begin = 0
         """Number of the first block's first call."""
+        self.forms: list[str] = []
+        """Forms of each block's norms that no price depends on, in words."""
 
     def read(self) -> tuple[Fields, list[str]]:
         """Return the fields, and the paths of the blocks.
@@ -146,6 +156,7 @@ class ShapeReader:
         fields["num_encoder_layers"] = len(stacks[0][1]) if len(stacks) > 1 else 0
         self._widths(blocks)
         self._norms(blocks)
+        self._structure(len(blocks))
         self._biases()
         return fields, [block.path for block in blocks]
 
@@ -183,6 +194,7 @@ class ShapeReader:
     def _block(self, path: str, block: nn.Module) -> MetaBlock:
         """Read state space, attentions, experts and MLP of one block."""
         rest = self._parts(block, path)
+        begin = rest[:1]
         symbols = ""
         mixer = _mixer(path, block, rest)
         if mixer is not None:
@@ -194,6 +206,10 @@ class ShapeReader:
         normed = [p for p in rest if p.norm == self.hidden and not p.is_head_norm]
         for part in normed:
             self._set(part, norm_scale=True, norm_bias=part.bias)
+            if isinstance(part.module, nn.LayerNorm) and not part.bias:
+                self.forms.append("LayerNorm without bias")
+        if normed and begin != normed[:1]:
+            self.forms.append("norms behind attention and MLP")
         rest = _without(rest, normed)
         for root in roots:
             group = [p for p in rest if p.inside(root)]
@@ -489,6 +505,13 @@ class ShapeReader:
             self.fields["mamba_shares_norm"] = True
         elif counts != parts:
             self.fields["block_norms"] = counts[0] or None
+
+    def _structure(self, blocks: int) -> None:
+        """Name the form of the blocks that no price depends on."""
+        forms = [k for k, usual in FORMS.items() if getattr(self.config, k, usual) != usual]
+        # in ModernBERT one norm of the first block stands elsewhere
+        forms += [own for own in sorted({*self.forms}) if self.forms.count(own) >= blocks]
+        self.fields["structure"] = " and ".join(forms) or None
 
     def _biases(self) -> None:
         """Set `linear_bias` for all products; products that differ keep a field of their own."""

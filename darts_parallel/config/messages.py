@@ -14,7 +14,7 @@ from darts_parallel.config._keys import TYPE_WORDS, closest_key, type_at, walk
 from darts_parallel.config.checks import member_sentence
 from darts_parallel.config.schema import Config, config_dir
 from darts_parallel.config.trainer import group_names
-from darts_parallel.config.words import ANSWERS, PROGRAMS, SYNONYMS, WORDS
+from darts_parallel.config.words import WORDS, other_names
 from darts_parallel.errors import DartsParallelError, closest
 
 LIBRARIES = ("hydra", "omegaconf", "yaml", "antlr4", "argparse")
@@ -103,15 +103,15 @@ def _unknown_option(config: str, options: Sequence[str] | None) -> str:
         groups = sorted(path.name for path in folder.iterdir() if path.is_dir())
         rule = f"must be one of the groups {', '.join(groups)}"
         return f"{group}={name}: {group} {rule}; try {closest(group, groups)}."
-    near = PROGRAMS.get(f"{group}={name}") or closest(name, names)
+    others = other_names("options")
+    near = others.get(f"{group}={name}") or closest(name, names)
     if group.startswith("model/"):
         # a name of the Hugging Face hub, owner/name
-        group, _, owner = group.partition("/")
-        name = f"{owner}/{name}"
-        if name.endswith(".json"):
-            near = f"model=hf model.path={name}"
-        else:
-            near += ", or model=hf model.path=config.json of a local copy"
+        group, name = "model", config.removeprefix("model/")
+    if name.endswith(".json"):
+        near = f"model=hf model.path={name}"
+    else:
+        near += others.get(group, "")
     group = group or "--config-name"
     rule = f"must name a file of the group {group}: {', '.join(names)}"
     extra = PLUGINS.get(config.removeprefix("hydra/"))
@@ -127,18 +127,19 @@ def _shown(key: str, given: dict[str, str]) -> str:
 
 
 def _unknown_key(key: str, given: dict[str, str], schema: Any) -> str:
-    plain = key.replace("-", "_")
-    word = SYNONYMS.get(plain)
+    shown = _shown(key, given)
     if schema is not Config and (key in WORDS or type_at(key, Config)):
         place = "of the command that plans, not of this one"
-        near = f"darts-parallel {_shown(key, given)}, or --help for the keys of this one"
-        return f"{_shown(key, given)} is a key {place}; try {near}."
-    near = ANSWERS.get(plain) or closest_key(key, schema)
-    if word:
-        near = f"{word}={given.get(key, '...')}"
+        near = f"darts-parallel {shown}, or --help for the keys of this one"
+        return f"{shown} is a key {place}; try {near}."
+    plain = key.replace("-", "_").lower()
+    near = plain if plain in WORDS else other_names("keys").get(plain, "")
+    if re.fullmatch(r"[\w.]+", near):
+        near += f"={given.get(key, '...')}"
+    near = near or closest_key(key, schema)
     if key.endswith("Gbps"):
         near += ", of bytes: an eighth"
-    return f"{_shown(key, given)} is not a key of the configuration; try {near}."
+    return f"{shown} is not a key of the configuration; try {near}."
 
 
 def _value_sentence(

@@ -159,6 +159,9 @@ class ModelConfig:
     block_norms: int | None = ranged(None)
     """Norms of a block. null: one for each of its parts. 1: attention and MLP read the same one
     (GPT-J, Falcon, Cohere). 4: one before and one after each part (Gemma 2, GLM-4)."""
+    structure: str | None = None
+    """Form of a block that no price depends on and that trainers' own models lack, in words: attention next
+    to the MLP (GPT-NeoX, Falcon), norms behind both (OLMo 2, EXAONE 4), multipliers (Granite); null: none."""
     position_offset: int = ranged(0, 0)
     """Rows of the position table that no token uses (OPT, RoBERTa: 2)."""
     sliding_window: int | None = ranged(None)

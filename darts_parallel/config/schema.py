@@ -32,7 +32,7 @@ from darts_parallel.config.trainer import NONE, Trainer, read_trainer
 from darts_parallel.config.trainer import config_dir as config_dir
 from darts_parallel.config.training import RECOMPUTE_MODULES as RECOMPUTE_MODULES
 from darts_parallel.config.training import TrainingConfig as TrainingConfig
-from darts_parallel.config.words import OTHER_WORDS, WORDS
+from darts_parallel.config.words import EVERY_WORD
 
 TUNE: dict[str, Any] = {
     "from": None,
@@ -308,7 +308,7 @@ class SpaceConfig:
     def pins(self) -> list[str]:
         """Values other than the default of keys that have a short word, e.g. `tp=2`."""
         usual = SpaceConfig()
-        words = {key: word for word, key in (OTHER_WORDS | WORDS).items()}
+        words = {key: word for word, key in EVERY_WORD.items()}
         found = []
         for entry in fields(self):
             word = words.get(f"space.{entry.name}")

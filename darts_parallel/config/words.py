@@ -1,12 +1,13 @@
 """Short words of the field for keys: `tp=4` stands for `space.tp=4` in every command."""
 
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+from darts_parallel.config.trainer import read_yaml
 from darts_parallel.errors import ConfigError
 
-NODES = "cluster.nodes.0.count"
-GPUS = "cluster.nodes.0.gpus"
 WORDS = {
     "tp": "space.tp",
     "pp": "space.pp",
@@ -20,84 +21,31 @@ WORDS = {
     "mbs": "space.micro_batch_size",
     "gbs": "training.global_batch_size",
     "seq": "training.seq_len",
-    "nodes": NODES,
-    "gpus": GPUS,
+    "nodes": "cluster.nodes.0.count",
+    "gpus": "cluster.nodes.0.gpus",
 }
 """Key that each word stands for."""
-OTHER_WORDS = {
-    "zero_stage": "space.zero_stage",
-    "virtual_stages": "space.virtual_stages",
-    "micro_batch_size": "space.micro_batch_size",
-    "num_micro_batches": "space.num_micro_batches",
-    "sequence_parallel": "space.sequence_parallel",
-}
-"""Last parts of keys of the space that are taken without their group, too."""
-EVERY_WORD = WORDS | OTHER_WORDS
-SYNONYMS = {
-    "batch_size": "gbs",
-    "global_batch_size": "gbs",
-    "train_batch_size": "gbs",
-    "micro_batch": "mbs",
-    "train_micro_batch_size_per_gpu": "mbs",
-    "sequence_length": "seq",
-    "seq_length": "seq",
-    "seq_len": "seq",
-    "tensor_parallel": "tp",
-    "tensor_parallel_size": "tp",
-    "tensor_parallel_degree": "tp",
-    "tensor_model_parallel_size": "tp",
-    "pipeline": "pp",
-    "pipeline_parallel": "pp",
-    "pipeline_parallel_size": "pp",
-    "pipeline_parallel_degree": "pp",
-    "pipeline_model_parallel_size": "pp",
-    "data_parallel": "dp",
-    "data_parallel_size": "dp",
-    "context_parallel": "cp",
-    "context_parallel_size": "cp",
-    "context_parallel_degree": "cp",
-    "expert_parallel": "ep",
-    "expert_parallel_size": "ep",
-    "expert_parallel_degree": "ep",
-    "expert_model_parallel_size": "ep",
-    "expert_tensor_parallel_size": "etp",
-    "virtual_pipeline_parallel_size": "vpp",
-    "gpus_per_node": "gpus",
-    "num_nodes": "nodes",
-    "nnodes": "nodes",
-    "activation_checkpointing": "recompute",
-}
-"""Names that trainers give to these words; a command that uses one is told the word."""
-LEARNING_RATE = "the trainer's own files, since no learning rate is planned"
-ANSWERS = {
-    "fsdp": "zero=3",
-    "zero3": "zero=3",
-    "num_gpus": "nodes=... gpus=..., where gpus are those of one node",
-    "world_size": "nodes=... gpus=..., whose product it is",
-    "dtype": "training.precision=bf16",
-    "lr": LEARNING_RATE,
-    "learning_rate": LEARNING_RATE,
-    "fp8": "training.precision=fp8",
-    "load_in_4bit": "training.lora_rank=16 training.frozen_bits=4",
-    "gradient_accumulation_steps": "num_micro_batches=..., or gbs=... and mbs=...",
-    "layers_per_stage": "price, whose plan.json has the layers of each stage",
-}
-"""Words that a sentence proposes for a name whose value is another one here."""
-PROGRAMS = {
-    "trainer=fsdp": "torchtitan, or accelerate for a Hugging Face model",
-    "trainer=fsdp2": "torchtitan, or accelerate for a Hugging Face model",
-    "trainer=hf": "accelerate",
-    "trainer=huggingface": "accelerate",
-    "trainer=axolotl": "accelerate",
-    "trainer=trl": "accelerate",
-    "trainer=zero": "deepspeed",
-    "trainer=nemo": "megatron",
-}
-"""Trainers that users name by a part, or by a program around them."""
+EVERY_WORD = {
+    name: f"space.{name}"
+    for name in (
+        "zero_stage",
+        "virtual_stages",
+        "micro_batch_size",
+        "num_micro_batches",
+        "sequence_parallel",
+    )
+} | WORDS
+"""Key of each word, and of last parts of keys of the space that are taken without their group, too."""
 JOB_GROUPS = ("model", "training", "trainer", "space", "cost")
 """Groups of keys that are of a job whatever the machine."""
 MOST_GROWTH = 2
 """Factor over the cluster's own GPUs of a node above which `gpus` probably counts the cluster."""
+
+
+@cache
+def other_names(of: str) -> dict[str, str]:
+    """Return what `words.yaml` next to this file answers to names of `keys`, `options`, `gpus`, `boards`."""
+    return dict(read_yaml(Path(__file__).with_suffix(".yaml"))[of])
 
 
 def given_values(arguments: Sequence[str]) -> dict[str, str]:
@@ -108,8 +56,7 @@ def given_values(arguments: Sequence[str]) -> dict[str, str]:
 def of_job(argument: str) -> bool:
     """Return whether an override is of a job and not of the machine, or of one command."""
     key = argument.partition("=")[0]
-    full = EVERY_WORD.get(key, key)
-    return full.partition(".")[0] in JOB_GROUPS
+    return EVERY_WORD.get(key, key).partition(".")[0] in JOB_GROUPS
 
 
 def without_words(arguments: Sequence[str]) -> list[str]:
@@ -132,11 +79,11 @@ def require_clear_machine(arguments: Sequence[str], own: Sequence[Any]) -> None:
         ConfigError: there are several node groups, or `gpus` seems to count those of all nodes.
     """
     given = given_values(arguments)
-    for word, key in (("gpus", GPUS), ("nodes", NODES)):
+    for word in ("gpus", "nodes"):
         if word in given and len(own) > 1:
             raise ConfigError(
                 f"{word}={given[word]} must name one of the {len(own)} node groups of the cluster; "
-                f"try {key}={given[word]}, which is the first one."
+                f"try {WORDS[word]}={given[word]}, which is the first one."
             )
     gpus = given.get("gpus", "")
     if not gpus.isdigit() or not own:
@@ -145,5 +92,5 @@ def require_clear_machine(arguments: Sequence[str], own: Sequence[Any]) -> None:
     if int(gpus) > MOST_GROWTH * size and int(gpus) % size == 0:
         raise ConfigError(
             f"gpus={gpus} must be the GPUs of one node, of which this cluster has {size}; "
-            f"try nodes={int(gpus) // size}, or {GPUS}={gpus} for such nodes."
+            f"try nodes={int(gpus) // size}, or {WORDS['gpus']}={gpus} for such nodes."
         )

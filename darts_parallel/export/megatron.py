@@ -159,8 +159,8 @@ def _notes(job: Request) -> list[str]:
     if config.norm_epsilon is None:
         notes.append("model.norm_epsilon is not given: --norm-epsilon is 1e-5 there")
     hybrid = config.hybrid_override_pattern is not None and not job.half_blocks
-    if hybrid:
-        notes.append("the activation of the MLP is a flag of yours: --squared-relu for Nemotron-H")
+    if not config.gated_mlp:
+        notes.append("the activation of the MLP is written as GELU: --squared-relu for Nemotron")
     if not config.learned_positions and not hybrid:
         notes.append(
             "positions are written as rotary in all layers, over whole heads, without scaling: "
@@ -168,11 +168,6 @@ def _notes(job: Request) -> list[str]:
         )
         if config.rotary_base is None:
             notes.append("model.rotary_base is not given: --rotary-base is 10000 there")
-    if not config.learned_positions and config.norm_bias and config.linear_bias and config.causal:
-        notes.append(
-            "residuals are written as sequential, attention then MLP: a model with parallel ones (GPT-NeoX, "
-            "GPT-J, Falcon) is another model, which has no flag"
-        )
     if job.training.precision == "fp32" and job.training.fused_attention:
         notes.append(
             "fp32 has no fused attention there: scores are kept, which the plan does not price"
@@ -226,6 +221,8 @@ def _parallel_flags(job: Request, strategy: LayerStrategy) -> Flags:
         ("pipeline-model-parallel-size", plan.pp),
         ("context-parallel-size", plan.cp),
     ]
+    if plan.cp > 1 and job.facts(strategy)["windowed_heads"]:
+        flags.append(("cp-comm-type", "a2a"))
     if (experts := job.experts) is not None:  # the expert tensor-parallel degree defaults to tp
         flags += [
             ("expert-model-parallel-size", experts.ep),

@@ -99,9 +99,7 @@ def window_flags(job: Request) -> Flags:
     flags: Flags = [("window-size", f"{config.sliding_window - 1},0")]
     pattern = config.sliding_window_pattern
     if pattern is not None:
-        skipped = pattern if isinstance(pattern, int) else list(pattern)
-        text = str(skipped).replace(" ", "")
-        flags.append(("window-attn-skip-freq", text))
+        flags.append(("window-attn-skip-freq", str(pattern).replace(" ", "")))
     return flags
 
 

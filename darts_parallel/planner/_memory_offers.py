@@ -57,8 +57,7 @@ def with_offers(sentence: str, problem: Problem, find: Callable[[Problem], Plann
         fits = 100 * (1 - (found.out_of_memory or 0.0))
         return f"{words} ({limit}{found.result.iteration_time_s:.2f} s, fits: {fits:.0f} %)"
 
-    more = MORE_NODES.search(sentence)
-    if more:
+    if more := MORE_NODES.search(sentence):
         first, *others = asked.cluster.nodes
         nodes = [replace(first, count=int(more[1])), *others]
         sentence = sentence.replace(

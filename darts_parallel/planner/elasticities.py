@@ -173,8 +173,9 @@ def _worth_of_memory(plan: Plan, problem: Problem) -> float | None:
     cost = evaluate(plan, problem)
     if not cost.feasible or len(plan.layers) > MOST_LAYERS:
         return None
-    free = 1.0 - max(cost.fullness) / problem.usable
-    problem = problem.leaving_free(min(tightened(problem).headroom, free))
+    problem = problem.leaving_free(
+        min(tightened(problem).headroom, 1.0 - max(cost.fullness) / problem.usable)
+    )
     space = _useful_space(plan, problem)
     (table,) = build_tables(problem, [space])
     if table.pipeline.simulated and table.num_stages * plan.num_micro_batches > MOST_SIMULATED:

@@ -33,6 +33,7 @@ PARTS = {
     "sliding_window": "windowed attention",
     "mtp_num_layers": "multi-token prediction",
     "block_norms": "another number of norms in a block",
+    "structure": "blocks of another form",
     "norm_scale": "norms without weights",
     "qk_norm_whole": "norms over all heads of queries and keys",
     "attention_gate_size": "a gate on attention's output",

@@ -67,6 +67,7 @@ def job_facts(
     pattern = config.hybrid_override_pattern or ""
     job["mamba_layers"] = pattern.count(MAMBA)
     job["hybrid_layers"] = len(pattern)
+    job["windowed_heads"] = config.kv_heads * bool(config.sliding_window or config.attention_sinks)
     job["offloaded_optimizer"] = offloaded
     job["partly_offloaded"] = 0.0 if offloaded == 1.0 else offloaded
     return job
@@ -77,6 +78,7 @@ def facts(
 ) -> dict[str, Any]:
     """Return the settings of `job_facts` and of a layer under outer degrees.
 
+    `uneven_heads` is not 0 where tp and cp together do not divide `windowed_heads`.
     `copies` counts the replicas of the weights, of dense layers or of experts, whichever has more.
     `ep_across_replicas` is `ep` where expert groups span ranks that replicate dense weights, else
     1.
@@ -88,6 +90,7 @@ def facts(
     shards = strategy.shard_size
     sharded = (shards or copies) if strategy.zero_stage else 1
     own = {key: getattr(strategy, key) for key in STRATEGY_FACTS}
+    own["uneven_heads"] = job["windowed_heads"] % (strategy.tp * cp)
     own["copies"] = max(copies, expert_copies)
     own["shard_size"] = 0 if not strategy.zero_stage or shards == copies else shards
     own["ep_across_replicas"] = strategy.ep if sharded * strategy.tp % strategy.ep else 1

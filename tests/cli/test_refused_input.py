@@ -15,7 +15,7 @@ from tests.support.commands import TOY, Command
 REFUSED = [
     # misspelt keys and groups
     ("modle=toy", "modle=toy", "try model."),
-    ("model=tooy", "model=tooy", "try toy."),
+    ("model=tooy", "model=tooy", "try toy, or model=hf"),
     ("model.num_layer=3", "model.num_layer=3 is not a key", "try model.num_layers."),
     (
         "cluster.inter_node.bandwith_GBps=10",
@@ -73,6 +73,22 @@ REFUSED = [
     ("pipeline_parallel_degree=2", "is not a key", "try pp=2."),
     ("context_parallel=2", "is not a key", "try cp=2."),
     ("fsdp=true", "fsdp=true is not a key", "try zero=3."),
+    # names of accelerate's ParallelismConfig, torchtitan, TrainingArguments, axolotl and LLaMA-Factory
+    ("TP=4", "TP=4 is not a key", "try tp=4."),
+    ("cp_size=2", "cp_size=2 is not a key", "try cp=2."),
+    ("ac=full", "ac=full is not a key", "try recompute=full."),
+    ("gradient_checkpointing=true", "is not a key", "try recompute=full."),
+    ("local_batch_size=2", "is not a key", "try mbs=2."),
+    ("cutoff_len=2048", "is not a key", "try seq=2048."),
+    ("flash_attn=true", "is not a key", "try training.attention_kernel=fa2."),
+    ("qlora=true", "is not a key", "try training.lora_rank=16 training.frozen_bits=4."),
+    ("hsdp=8", "hsdp=8 is not a key", "try space.shard_size=8."),
+    ("space.schedule=1f1b", "is not a key", "try space.schedules=[1f1b]."),
+    ("ulysses=2", "is not a key", "since Ulysses is not in the space."),
+    ("virtual_pipeline_model_parallel_size=2", "is not a key", "try vpp=2."),
+    ("cluster=h200_8x8", "group cluster", "or cluster=box gpu=NAME gpus=8 nodes=1 for another"),
+    ("cluster=p5.48xlarge", "group cluster", "try h100_1x8 nodes=1, or cluster=box"),
+    ("model=qwen3_8b", "group model", "or model=hf model.path=config.json of a local copy."),
     ("zero3=true", "zero3=true is not a key", "try zero=3."),
     ("dtype=bf16", "is not a key", "try training.precision=bf16."),
     ("lr=1", "lr=1 is not a key", "since no learning rate is planned."),

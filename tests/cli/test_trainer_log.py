@@ -20,6 +20,11 @@ LINES = (
     "[titan] root - INFO - validate step: {n:2}  loss:  9.9  memory: 99.00GiB(83.03%)  tps: 1\n",
     "[2024-07-17 19:53:24,981] [INFO] [timer.py:258:stop] epoch=0/micro_step={n}/global_step={n}, RunningAvg"
     "SamplesPerSec=1.0, CurrSamplesPerSec={rate!r}, MemAllocated=0.02GB, MaxMemAllocated=2.0GB\n",
+    "mbs: 4 | grad_accum: 8 | cp: 1 | sequence_length: 64 | global_batch_size: 4096 | train_steps: 9\n"
+    "[INFO|DP=0|PP=0|TP=0]: iteration: {n} / 9 | time_per_iteration_ms: {s:.3g}K | tokens_per_sec: 9K |\n"
+    " Memory usage: 1.00MiB. Peak allocated 1024.00MiB. Peak reserved: 2048.00MiB\n",
+    "| Iteration: {n:6d} | Consumed samples:         4096 | Elapsed time per iteration (ms): {ms:.1f} | "
+    "Learning rate: 1.000000e-04 |\n\tMax memory: 2048.00 MB\tCurrent memory : 1024.00 MB\n",
 )
 OTHER = LINES[3].format(n=1, rate=4.0) * 9 + "train_batch_size ............. 24"
 STEPS = (30.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.625, 1.75, 40.0)
@@ -43,8 +48,28 @@ def test_a_log_says_median_seconds_and_the_peak(line: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    ("times", "seconds"), [(("11.5K",) * 4, 11.5), (("45", "41.2", "39.4", "43.2"), 0.0413)]
+)
+def test_nanotrons_milliseconds_have_a_k_above_a_second(
+    times: tuple[str, ...], seconds: float, tmp_path: Path
+) -> None:
+    """Lines of huggingface/nanotron#390 (11.5K, 22.8K tokens/s) and of its pull request 23 (45 ms)."""
+    problem = load_problem(["model=toy", "cluster=toy", "training=toy"])
+    line = (
+        "iteration: 1 / 9 | consumed_tokens: 85.8G | elapsed_time_per_iteration_ms: {} | lr: 1e-05"
+    )
+    (tmp_path / "log").write_text("\n".join(line.format(time) for time in times))
+    assert read_log(str(tmp_path / "log"), problem).seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
     "head",
-    ["seq_length ............ {}", "sequence length: {}, total steps: 9", "sequence length {},"],
+    [
+        "seq_length ............ {}",
+        "sequence length: {}, total steps: 9",
+        "sequence length {},",
+        "cp: 1 | sequence_length: {} |",
+    ],
 )
 def test_a_log_of_other_sequences_is_refused(head: str, tmp_path: Path) -> None:
     problem = load_problem(["model=toy", "cluster=toy", "gbs=4096", "training=toy"])

@@ -1,8 +1,11 @@
 """`cluster=box gpu=NAME gpus=N nodes=N` describes a machine in one line."""
 
+import shlex
+
 import pytest
 
 from darts_parallel.config.composition import load_config
+from darts_parallel.config.words import other_names
 from darts_parallel.errors import ConfigError
 from tests.support.commands import QUIET, Command
 
@@ -43,6 +46,14 @@ def test_links_are_those_of_the_class_of_the_device_or_given() -> None:
         (["cluster=box", "gpu=RTX 4090"], "gpu=RTX 4090 must be one of"),
         (["cluster=box", "gpu=RTX 4090"], "try gpu=rtx4090"),
         (["cluster=box", "gpu=4090"], "try gpu=rtx4090"),
+        # 400 GB/s of NVLink both ways, where H100 and A100 have 900 and 600
+        (["cluster=box", "gpu=H800"], "gpu=h100 cluster.nodes.0.intra_node.bandwidth_GBps=200"),
+        (["cluster=box", "gpu=a800"], "gpu=a100_80 cluster.nodes.0.intra_node.bandwidth_GBps=200"),
+        (["cluster=box", "gpu=a10g"], 'gpu=a10 "cluster.devices.a10.peak_TFLOPs={bf16: 70, fp16'),
+        (["cluster=box", "gpu=h20"], '"cluster.devices.h100.peak_TFLOPs={bf16: 148, fp16: 148,'),
+        (["cluster=box", "gpu=rtx_a6000"], "try gpu=a6000,"),
+        (["cluster=box", "gpu=RTX-6000-Ada"], "try gpu=l40s cluster.devices.l40s.memory_band"),
+        (["cluster=box", "gpu=tpu_v5p"], "for another GPU a file of your own (docs/how-to/own-"),
         (["gpu=h100"], "try cluster=box gpu=h100"),
         (["cluster=box", "gpu=h100", "gpus=64"], "try nodes=8"),
     ],
@@ -52,6 +63,13 @@ def test_other_words_are_refused(words: list[str], sentence: str, command: Comma
     assert done.status == 2
     assert sentence in done.err
     assert done.files == ()
+
+
+@pytest.mark.parametrize("name", ["h20", "gh200", "a30", "a40", "l40"])
+def test_the_answer_to_another_gpu_is_a_command_that_works(name: str) -> None:
+    answer = shlex.split(other_names("gpus")[name])
+    box = load_config(["cluster=box", f"gpu={answer[0]}", "gpus=4", "nodes=1", *answer[1:]])
+    assert box.cluster.devices.keys() == {answer[0]}
 
 
 def test_assumed_links_stand_on_the_second_line(command: Command) -> None:

@@ -124,6 +124,35 @@ def test_dense_decoders_say_heads_biases_norms_and_windows() -> None:
     assert (opt.max_seq_len, opt.position_offset) == (2048, 2)
 
 
+@pytest.mark.parametrize(
+    ("kind", "values", "structure"),
+    [
+        ("gpt_neox", {}, "use_parallel_residual"),
+        ("gpt_neox", {"use_parallel_residual": False}, None),
+        ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}, "parallel_attn"),
+        ("olmo2", {}, "norms behind attention and MLP"),
+        ("exaone4", {}, "norms behind attention and MLP"),
+        ("granite", {"residual_multiplier": 0.22}, "residual_multiplier"),
+        ("modernbert", {}, "LayerNorm without bias"),
+        ("gemma2", {}, None),
+        ("starcoder2", {}, None),
+        ("llama", {}, None),
+    ],
+)
+def test_forms_of_blocks_without_a_price_are_read(
+    kind: str, values: Values, structure: str | None
+) -> None:
+    """As their classes compute (transformers, modeling_KIND.py): Megatron-LM has no flag for any of them."""
+    sizes = {**SIZES, "sliding_window": 64, "pad_token_id": 0, **values}
+    assert import_model({"model_type": kind, **sizes}, "p", "m").fields["structure"] == structure
+
+
+def test_a_window_without_a_causal_mask_has_two_sides() -> None:
+    """ModernBERT's local_attention=128 is 64 tokens on each side (masking_utils.py: |q - k| <= 64)."""
+    values = {"model_type": "modernbert", "local_attention": 128}
+    assert import_model(values, "p", "m").fields["sliding_window"] == 129
+
+
 def test_experts_latent_attention_and_routing() -> None:
     mixtral = read("mixtral", num_local_experts=4)
     assert (mixtral.num_experts, mixtral.moe_router_topk, mixtral.moe_ffn_hidden_size) == (

@@ -59,6 +59,7 @@ def test_megatron_reads_a_hybrid_from_its_pattern_cut_at_the_stages() -> None:
         ([*HYBRID, *MEGATRON], (1,), "a stage has no layer of the hybrid pattern"),
         ([*TOY, "model.block_norms=4"], (), "model.block_norms=4"),
         ([*TOY, "model.qk_norm=true", "model.qk_norm_whole=true"], (), "model.qk_norm_whole=True"),
+        ([*TOY, "model.structure=parallel_attn"], (), "model.structure=parallel_attn"),
         ([*TOY, "model.mlp_bias=false"], (), "model.mlp_bias=False"),
         ([*TOY, "model.attention_output_bias=false"], (), "model.attention_output_bias=False"),
     ],

@@ -40,6 +40,33 @@ def test_megatron_copies_key_value_heads() -> None:
         outer_spaces(problem("model=toy", "model.num_kv_heads=2", "space.tp=8", "trainer=megatron"))
 
 
+@pytest.mark.parametrize(
+    ("model", "trainer", "sentence"),
+    [
+        ("gpt_oss_20b", "accelerate", "its context parallelism attends to all tokens"),
+        ("gemma3_27b", "accelerate", "its context parallelism attends to all tokens"),
+        ("nemotron_h_8b", "accelerate", "its context parallelism passes no state between ranks"),
+        ("gpt_oss_20b space.tp=8 cluster.nodes.0.count=2", "megatron", "divides key-value heads"),
+    ],
+)
+def test_context_parallelism_of_windows_and_states(model: str, trainer: str, sentence: str) -> None:
+    """Accelerate's pull request 4177 refuses both; Megatron-LM exchanges heads (TransformerEngine#2541)."""
+    with pytest.raises(ConfigError, match=sentence):
+        outer_spaces(problem(f"trainer={trainer}", "space.cp=2", *f"model={model}".split()))
+
+
+def test_megatron_exchanges_the_heads_of_windows_and_sinks() -> None:
+    """Megatron-Bridge#2298 and Megatron-LM#2222: no kernel has a ring (p2p) for them; GPT-OSS has 8 heads."""
+    words = ("model=gpt_oss_20b", "trainer=megatron", "space.cp=2", "space.tp=2", "space.ep=4")
+    job = problem(*words, "search=exact", "seq=4096", "gbs=64")
+    script = export_plan(job, plan(job).plan, "megatron").files["megatron.sh"]
+    assert "--context-parallel-size 2\n    --cp-comm-type a2a\n" in script
+    ring = problem("model=toy", "trainer=megatron", "space.cp=2", "search=exact", "gbs=64")
+    assert (
+        "--cp-comm-type" not in export_plan(ring, plan(ring).plan, "megatron").files["megatron.sh"]
+    )
+
+
 def test_a_copied_head_costs_what_a_head_a_rank_costs() -> None:
     """With 2 heads on 4 ranks each rank holds one, as of a model of 4 heads."""
 
