@@ -28,7 +28,7 @@ Solution: Adam on logits of x, widths between the e, logits of f -> `GradientSea
     made to fit by `repair`, `fit` and `fill`. Learning rates fall, so that boundaries and multipliers
     settle (`DECAY_FROM`). Then the best roundings of the boundaries are fixed, and x settles again
     (`settled`). A restart's mean over the last steps is rounded by `round_to_fit`, and the best one
-    made to fit by `repair_stages`. Half of the restarts is dropped at each of
+    made to fit by `repair`. Half of the restarts is dropped at each of
     `THIN_AT`. Configurations whose `outer_lower_bounds` exceed the best plan are dropped at once. The
     best plans are polished by `polish_pool`.
 What the gradient is worth stands in docs/explanation/gradient.md: it decides the repaired plan and
@@ -73,7 +73,7 @@ from darts_parallel.gradient.restarts import (
     KeptRestarts,
     RestartBatch,
 )
-from darts_parallel.gradient.rounding import repair_stages
+from darts_parallel.gradient.rounding import repair
 from darts_parallel.gradient.settling import (
     SETTLE_FROM,
     SETTLING_BETAS,
@@ -451,7 +451,7 @@ class GradientSearch:
         table = self.pool.tables[index]
         # an exchange of one layer leaves the other spaces
         layerwise = self.space_kind == "layerwise"
-        repaired = repair_stages(table, relaxed) if layerwise else relaxed
+        repaired = repair(table, relaxed, float("inf"))[0] if layerwise else relaxed
         found = []
         for name, plan in (("relaxed", relaxed), ("repaired", repaired)):
             cost = evaluate_batch(table, plan)

@@ -212,42 +212,6 @@ def repair(
     return plans, evaluate_batch(table, plans)
 
 
-def repair_stages(table: CostTable, plan: HardPlans) -> HardPlans:
-    """Make one plan fit: exchange strategies; where that is not enough, move stage boundaries, too.
-
-    Each round passes one unit to another stage, where that leaves the least memory over the limit.
-    A plan that cannot be saved stays infeasible.
-    """
-    found, cost = repair(table, plan, float("inf"))
-    excess = _excess_share(table, cost)
-    while float(excess[0]) > 0.0:
-        others = with_moved_boundaries(table, plan)
-        if not len(others):  # one stage has no boundary to move
-            break
-        chosen = torch.nn.functional.one_hot(others.choices, len(table.choices))
-        moved = round_counts(chosen.double(), others, table)
-        repaired, cost = repair(table, moved, float("inf"))
-        shares = _excess_share(table, cost)
-        seconds = cost.iteration_time
-        # of those with the least excess the fastest one
-        fastest = seconds.masked_fill(shares > shares.min(), torch.inf)
-        best = int(fastest.argmin())
-        if float(shares[best]) >= float(excess[0]):
-            break
-        plan = moved[best : best + 1]
-        found = repaired[best : best + 1]
-        excess = shares[best : best + 1]
-    return found
-
-
-def _excess_share(table: CostTable, cost: BatchCost) -> Tensor:
-    """Return bytes above the capacity over the capacity, summed over devices, `(B,)`."""
-    share = cost.memory / table.capacity - 1.0
-    over = share.clamp(min=0.0)
-    fits = cost.feasible.unsqueeze(1)
-    return over.masked_fill(fits, 0.0).sum(1)
-
-
 def moved_boundaries(places: Tensor, num_units: int, most: float = torch.inf) -> Tensor:
     """Return the first units of stages with neighbouring boundaries moved by one unit together.
 

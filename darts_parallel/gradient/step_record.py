@@ -43,7 +43,7 @@ class PlanStage:
 
     name: str
     """`relaxed`: mean weights over the last third of the steps, rounded, of the restart whose rounded
-    plan is best; `repaired`: made to fit by the cheapest exchanges, and by passing layers on; `fitted`:
+    plan is best; `repaired`: made to fit by the cheapest exchanges; `fitted`:
     strategies and stage boundaries chosen again; `polished`; `chosen`."""
     iteration_time_s: float
     fits: bool

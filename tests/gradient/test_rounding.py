@@ -18,7 +18,6 @@ from darts_parallel.gradient.rounding import (
     harden,
     layer_kinds,
     repair,
-    repair_stages,
     round_counts,
     with_moved_boundaries,
 )
@@ -235,38 +234,6 @@ def test_the_average_of_a_restart_that_changes_its_mind_is_a_mixture() -> None:
         own = choices[stages == stage]
         assert int((own == 0).sum()) == round(0.75 * len(own))
         assert int((own == 1).sum()) > 0
-
-
-def test_a_stage_of_too_many_layers_gives_some_away() -> None:
-    moved = 0
-    for seed in range(12):
-        table = alike(random_table(seed, pp=3, num_layers=9, num_choices=3, num_layouts=1))
-        even = HardPlans(torch.tensor([0]), torch.zeros(1, 9).long(), torch.tensor([[0, 3, 6]]))
-        even = replace(even, choices=even.choices + table.static[0, 0].argmin())
-        memory = evaluate_batch(table, even).memory[0]
-        # a little more than even stages need
-        table = replace(table, capacity=1.05 * memory.max().expand(3))
-        lopsided = replace(even, first_layers=torch.tensor([[0, 1, 2]]))
-        found = repair_stages(table, lopsided)
-        moved += int(bool(evaluate_batch(table, found).feasible[0]))
-        assert int(found.first_layers[0].diff().min()) >= 1
-    assert moved == 12
-
-
-def test_a_plan_that_exchanges_make_fit_keeps_its_stages() -> None:
-    kept = 0
-    for seed in range(12):
-        table = random_table(seed, pp=2, num_layers=6, num_choices=5, tightness=0.6)
-        plans = random_plans(table, 8, torch.Generator().manual_seed(seed))
-        for row in range(len(plans)):
-            own = plans[row : row + 1]
-            fixed, cost = repair(table, own, float("inf"))
-            found = repair_stages(table, own)
-            if bool(cost.feasible[0]):
-                assert found.first_layers.equal(own.first_layers)
-                assert found.choices.equal(fixed.choices)
-                kept += 1
-    assert kept
 
 
 def test_a_plan_that_rounding_puts_above_its_devices_is_not_repaired() -> None:
