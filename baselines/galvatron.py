@@ -22,7 +22,6 @@ from darts_parallel.exact import (
     SegmentBounds,
     outer_bound,
 )
-from darts_parallel.gradient import at_cut
 
 
 def offer_plans(incumbent: Incumbent) -> None:
@@ -40,7 +39,7 @@ def offer_plans(incumbent: Incumbent) -> None:
         bound = outer_bound(table, outer.outer, "layerwise")
         for starts in _cuts(outer, even_uniform_plans(table).first_layers[0].tolist()):
             case = OuterChoiceSolver(table, outer.table, outer.outer, bound)
-            case.segments = at_cut(every, starts)
+            case.segments = _at_cut(every, starts)
             limit = min(incumbent.cost, case.most_expensive())
             with suppress(DeadlineError):
                 found = case.solve("layerwise", limit, check)
@@ -49,6 +48,16 @@ def offer_plans(incumbent: Incumbent) -> None:
 
 
 solve = on_tables(offer_plans)
+
+
+def _at_cut(bounds: SegmentBounds, starts: list[int]) -> SegmentBounds:
+    """Return the segments that are stages of one cut of the layers, given by the stages' first layers."""
+    stages = bounds.stages
+    ends = [*starts[1:], stages.num_layers]
+    first = np.array(starts)[stages.stage]
+    end = np.array(ends)[stages.stage]
+    begins = stages.first == first
+    return bounds.keep(begins & (stages.end == end))
 
 
 def _cuts(

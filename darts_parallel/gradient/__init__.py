@@ -12,7 +12,6 @@ from darts_parallel.gradient.infeasibility import proven_infeasible as proven_in
 from darts_parallel.gradient.polishing import polish as polish
 from darts_parallel.gradient.polishing import repartitioned as repartitioned
 from darts_parallel.gradient.pool import PlanPool as PlanPool
-from darts_parallel.gradient.pool_polishing import at_cut as at_cut
 from darts_parallel.gradient.pool_polishing import polish_pool as polish_pool
 from darts_parallel.gradient.relaxation import BOUNDARY_RATE as BOUNDARY_RATE
 from darts_parallel.gradient.relaxation import Schedules as Schedules

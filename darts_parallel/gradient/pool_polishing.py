@@ -8,10 +8,8 @@ after a number of labels, not after a time, so that equal seeds keep giving equa
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
-import numpy as np
 from torch import Tensor
 
 from darts_parallel.config import SearchConfig
@@ -19,8 +17,6 @@ from darts_parallel.cost import COST_TOLERANCE, CostTable, PricedPlan
 from darts_parallel.exact import (
     DeadlineError,
     OuterChoiceSolver,
-    SegmentBounds,
-    outer_bound,
 )
 from darts_parallel.gradient.polishing import plan_key, polish
 from darts_parallel.gradient.pool import PlanPool
@@ -55,16 +51,6 @@ class Work:
         self.left -= labels
         if self.left < 0 or self.late():
             raise DeadlineError
-
-
-def at_cut(bounds: SegmentBounds, starts: Sequence[int]) -> SegmentBounds:
-    """Return the segments that are stages of one cut of the layers, given by the stages' first layers."""
-    stages = bounds.stages
-    ends = [*starts[1:], stages.num_layers]
-    first = np.array(starts)[stages.stage]
-    end = np.array(ends)[stages.stage]
-    begins = stages.first == first
-    return bounds.keep(begins & (stages.end == end))
 
 
 def polish_pool(
@@ -130,20 +116,14 @@ class _PoolPolisher:
         return float(self.bounds[number][outer])
 
     def by_programs(self) -> None:
-        """Solve the finalists' configurations; of the best one at least the stages as they are."""
+        """Solve the finalists' configurations while labels are left."""
         work = Work(self.config.polish_labels, self.stop)
         solved = set()
-        for place, entry in enumerate(self.pool.top(FINALISTS)):
+        for entry in self.pool.top(FINALISTS):
             if self.stop():
                 return
-            if entry.outer in solved:
-                continue
-            if self._solved(entry, work):
+            if entry.outer not in solved and self._solved(entry, work):
                 solved.add(entry.outer)
-            elif place == 0:
-                with suppress(DeadlineError):
-                    self._solve_cut(entry)
-                self.improve(entry)
 
     def improve(self, entry: PricedPlan) -> None:
         """Descend from a plan by moves."""
@@ -159,32 +139,6 @@ class _PoolPolisher:
         if table.pipeline.simulated and not evaluator.stop():
             self.pool.local_optima[entry.table].add(plan_key(polished.plan))
         self.pool.add(entry.table, polished.plan)
-
-    def _solve_cut(self, entry: PricedPlan) -> None:
-        """Solve the stages of a plan together, as they are, where its configuration takes too long."""
-        number, outer = entry.outer
-        table = self.pool.tables[number]
-        if not self._has_program(table) or not self.config.polish_labels:
-            return
-        bound = outer_bound(table, outer, self.space_kind)
-        case = OuterChoiceSolver(table, number, outer, bound)
-        every = SegmentBounds.build(case.costs, self.space_kind)
-        case.segments = at_cut(every, entry.plan.first_layers[0].tolist())
-        self._solve(case, Work(self.config.polish_labels, self.stop))
-
-    def _solve(self, case: OuterChoiceSolver, work: Work) -> bool:
-        """Add a configuration's best plan if no other is better; return whether the labels sufficed."""
-        limit = self.pool.best_time * (1 + COST_TOLERANCE)
-        before = work.left
-        try:
-            found = case.solve(self.space_kind, limit, work)
-        except DeadlineError:
-            return False
-        finally:
-            self.pool.evaluated += before - max(work.left, 0)
-        if found is not None:
-            self.pool.add(case.table_index, found.plan)
-        return True
 
     def _has_program(self, table: CostTable) -> bool:
         """Return whether the segment programs know the table's plans: then moves change no single layers.
@@ -202,4 +156,14 @@ class _PoolPolisher:
         if not self._has_program(table) or work.left <= 0:
             return False
         case = OuterChoiceSolver(table, number, outer, self._bound(entry))
-        return self._solve(case, work)
+        limit = self.pool.best_time * (1 + COST_TOLERANCE)
+        before = work.left
+        try:
+            found = case.solve(self.space_kind, limit, work)
+        except DeadlineError:
+            return False
+        finally:
+            self.pool.evaluated += before - max(work.left, 0)
+        if found is not None:
+            self.pool.add(number, found.plan)
+        return True
