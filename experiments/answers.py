@@ -22,6 +22,7 @@ from typing import Any
 
 from darts_parallel.config import EXPORTS, read_yaml, run_main
 from darts_parallel.report import markdown_table
+from experiments.data import DATA
 from experiments.study import Study, StudyOptions, report_text, run_study
 
 PROBLEMS = {
@@ -39,7 +40,6 @@ PROBLEMS = {
     "nemotron_h_8b_h100": "model=nemotron_h_8b cluster=h100_8x8",
 }
 """Arguments of the command, by the name of a job."""
-DATA = Path(__file__).parent / "data"
 EARLIER = DATA / "answers_8f9112a.csv"
 """Answers of commit 8f9112a to the same jobs, by its own cost model: its page, run at be73a1f."""
 REFUSALS = DATA / "refusals.yaml"

@@ -27,10 +27,11 @@ from darts_parallel.cost import Graph, compiled, pass_ends
 from darts_parallel.errors import ConfigError
 from darts_parallel.report import markdown_table
 from darts_parallel.schedules import Operation, find
+from experiments.data import DATA
 from experiments.study import Study, StudyOptions, report_text, run_study
 
 Floats = NDArray[np.float64]
-SHIPPED = Path(__file__).parent / "data" / "traces"
+SHIPPED = DATA / "traces"
 COLUMNS = ("step", "dp_rank", "stage", "optype", "mb_id", "start_ts", "duration")
 FORWARD = "forward-compute"
 BACKWARD = "backward-compute"

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import groupby, product
 from math import inf
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,9 +26,10 @@ from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.plans import divisors
 from darts_parallel.problem import Profiles, read_profiles
 from darts_parallel.report import markdown_table
+from experiments.data import DATA
 from experiments.study import Study, StudyOptions, report_text, run_study
 
-SHIPPED = Path(__file__).parent / "data" / "fasop"
+SHIPPED = DATA / "fasop"
 SHORTLIST = 6
 """Number of FASOP's best strategies whose partitions are refined."""
 FASOP, OURS = "fasop", "ours"

@@ -26,6 +26,7 @@ from darts_parallel.cost import float_tensor
 from darts_parallel.errors import ConfigError
 from darts_parallel.planner import BASE, LatentKey, correlation_bytes, latent_numbers
 from darts_parallel.plans import write_bytes, write_text
+from experiments.data import DATA
 from experiments.data.runs import DEVICE, MeasuredRun
 
 OF_MEMORY = ("reserved_GiB", "state_factor", "activation_factor")
@@ -98,7 +99,7 @@ class Quantity:
 
 def read_quantities() -> tuple[Quantity, ...]:
     """Read `priors.yaml`."""
-    entries = read_yaml(Path(__file__).parents[1] / "data" / "priors.yaml")
+    entries = read_yaml(DATA / "priors.yaml")
     found = []
     for name, own in entries.items():
         known = own.get("known", ())

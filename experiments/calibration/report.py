@@ -39,6 +39,7 @@ from experiments.calibration.folds import (
 )
 from experiments.calibration.predict import predict
 from experiments.calibration.problems import MeasuredCase, read_cases
+from experiments.data import DATA
 from experiments.data.runs import MeasuredRun
 
 ERRORS = ("median %", "mean %", "bias %", "90 % below")
@@ -63,7 +64,7 @@ FIGURES = {"seconds": ("iteration_s", 1.0), "memory": ("memory_gb", 2.0**-30)}
 """Name and unit of a figure in tables and pictures: seconds, GiB."""
 Rows = Sequence[tuple[str, ...]]
 """Cells of a table, row by row."""
-RIVALS = Path(__file__).parents[1] / "data" / "rivals.csv"
+RIVALS = DATA / "rivals.csv"
 """Seconds that other programs predict for the shipped runs."""
 NOMINAL = (0.5, 0.8, 0.9, 0.95)
 BOUNDS = (0.2, 0.5, 0.8, 0.9)

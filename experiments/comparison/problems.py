@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cache, cached_property
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 
+from darts_parallel.config import read_yaml
 from darts_parallel.cost import CostTable, build_tables, evaluate_batch, lightest_plans
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem import Problem, load_problem
+from experiments.data import DATA
 
-LIST = Path(__file__).parents[1] / "data" / "problems.yaml"
+LIST = DATA / "problems.yaml"
 TIGHTNESS = 1.15
 """Memory of a tight problem's devices, relative to what the lightest plan needs."""
 
@@ -74,11 +74,6 @@ def uneven(tables: Sequence[CostTable], seed: int) -> tuple[CostTable, ...]:
     return tuple(changed)
 
 
-@cache
-def _listed() -> Any:
-    return OmegaConf.to_container(OmegaConf.load(LIST))
-
-
 def _preset_case(entry: dict[str, Any], variant: str, seed: int) -> SuiteCase:
     model = entry["model"]
     cluster = entry["cluster"]
@@ -100,7 +95,7 @@ def suite(parts: Sequence[str] = ()) -> list[SuiteCase]:
     Errors:
         ConfigError: one of the parts fits no problem.
     """
-    listed = _listed()
+    listed = read_yaml(LIST)
     cases: list[SuiteCase] = []
     for entry in listed["compare"] + listed["smoke"]:
         for variant in entry["variants"]:

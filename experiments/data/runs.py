@@ -11,12 +11,13 @@ from typing import Any, get_type_hints
 from darts_parallel.config import ModelConfig, group_file, read_yaml
 from darts_parallel.planner import FAMILIES
 from darts_parallel.report import csv_text
+from experiments.data import DATA
 from experiments.data.table import first
 
 Sizes = dict[str, Any]
 """Fields of `ModelConfig`."""
 
-SHIPPED = Path(__file__).with_name("measured.csv")
+SHIPPED = DATA / "measured.csv"
 ALTERNATE = "alternate"
 """Full recomputation of every second block; also the closest to torchtitan's operator-wise selective
 recomputation, which repeats every second matrix product (torchtitan, `activation_checkpoint`)."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from darts_parallel.config import read_yaml
 from darts_parallel.errors import ConfigError, DartsParallelError
+from experiments.data import DATA
 
 REQUIRED = ("layers", "hidden", "gpu", "n_gpus")
 """Columns without which a file is no table of runs; any other that is missing reads as empty."""
@@ -33,7 +34,7 @@ class RowError(DartsParallelError):
 @lru_cache(maxsize=1)
 def word_tables() -> dict[str, Any]:
     """Read `words.yaml`."""
-    return read_yaml(Path(__file__).with_name("words.yaml"))
+    return read_yaml(DATA / "words.yaml")
 
 
 def first(table: str, text: str) -> Entry | None:
