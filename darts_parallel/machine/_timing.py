@@ -11,6 +11,8 @@ import torch
 from torch import distributed
 from torch.utils.benchmark import Timer
 
+from darts_parallel.run import choose_device
+
 BLOCKS = 3
 """Number of times that a case is timed; the median of their means counts."""
 
@@ -74,10 +76,7 @@ def _variable(name: str, default: int) -> int:
 def this_machine(kind: str) -> Iterator[MeasuredMachine]:
     """Yield the machine, with the process group that `torchrun` asks for."""
     world = _variable("WORLD_SIZE", 1)
-    device = torch.device("cpu")
-    if kind == "cuda":
-        device = torch.device(kind, _variable("LOCAL_RANK", 0))
-        torch.cuda.set_device(device)
+    device = choose_device(kind, _variable("LOCAL_RANK", 0))
     if world > 1:
         distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
     per_node = _variable("LOCAL_WORLD_SIZE", world)

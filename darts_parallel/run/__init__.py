@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from darts_parallel.run.engine import Engine as Engine
     from darts_parallel.run.measure import timed_step as timed_step
     from darts_parallel.run.workers import Workers as Workers
+    from darts_parallel.run.workers import choose_device as choose_device
 
 LAYERS = ("Block", "build_layer", "empty_layer")
 HOMES = {"_transformer": LAYERS, "engine": ("Engine",), "measure": ("timed_step",)}
-__getattr__ = lazy_names(__name__, HOMES | {"workers": ("Workers",)})
+__getattr__ = lazy_names(__name__, HOMES | {"workers": ("Workers", "choose_device")})
