@@ -245,13 +245,14 @@ class Strategies:
 
     def _p2p(self) -> Floats:
         """Return seconds of sending activations over every boundary, `(B, pp - 1)`; not divided by tp."""
+        case = self.case
         stage = self.tp * self.dp
         rank = np.arange(self.pp - 1)[:, None] * stage + self.tp * np.arange(self.dp)
-        here = rank // self.case.gpus_per_node
-        there = (rank + stage) // self.case.gpus_per_node
+        here = rank // case.gpus_per_node
+        there = (rank + stage) // case.gpus_per_node
         slowdown = np.where(here == there, INSIDE_SLOWDOWN, stage * BETWEEN_SLOWDOWN)
         bandwidth = self._link(here, there) / slowdown
-        bits = self.size * self.case.job.seq_len * self.case.job.hidden_size * BITS
+        bits = self.size * case.job.seq_len * case.job.hidden_size * BITS
         return (bits / bandwidth).max(2)
 
     def sync_seconds(self, counts: Integers, *, shared: bool = True) -> Floats:
@@ -261,21 +262,22 @@ class Strategies:
         of stage 0 and its ring, that of the last tp rank, for all stages; the
         vocabulary matrix counts once, and is not divided by tp. The last dp rank sums the embedding.
         """
+        case = self.case
         tp = self.tp
         dp = self.dp
-        per_node = self.case.gpus_per_node
-        job = self.case.job
+        per_node = case.gpus_per_node
+        job = case.job
         here = (tp * np.arange(dp) + tp - 1) // per_node
         bandwidth = self._link(here, np.roll(here, -1)).min(1, keepdims=True)
         share = np.full(counts.shape, float(tp if tp * dp >= per_node else 1))
         if not shared:
             share = np.ones(counts.shape)
         elif tp * dp < per_node and tp > 1:
-            on_bus = np.array([node.shares_bus for node in self.case.types])[self.stage_type]
+            on_bus = np.array([node.shares_bus for node in case.types])[self.stage_type]
             share = np.where(on_bus, per_node / dp, 1.0)
         matrix = job.hidden_size * job.vocab_size
         first_stage = counts[:, :1]
-        matrices = self.case.has_vocabulary.cumsum()[first_stage - 1]
+        matrices = case.has_vocabulary.cumsum()[first_stage - 1]
         block = 12 * job.hidden_size**2 + BIAS_PARAMETERS
         blocks = (first_stage - matrices) * block / tp
         parameters = blocks + np.where(matrices > 0, matrix, 0)

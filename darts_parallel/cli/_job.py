@@ -140,19 +140,20 @@ class Job(Watcher):
         began = time.monotonic()
         worked = time.process_time()
         planned = find_plan(self.problem, rental=self.rental, watcher=self)
+        plan = planned.plan
         busy = busy_words(time.process_time() - worked, time.monotonic() - began)
         problem = planned.problem or self.problem
         if problem.config.plan is not None:
-            require_agreement(planned.plan, problem.config, self.overrides)
-        cost = evaluate(planned.plan, problem)
-        self._refuse(planned.plan, cost)
+            require_agreement(plan, problem.config, self.overrides)
+        cost = evaluate(plan, problem)
+        self._refuse(plan, cost)
         elasticities = {}
         with self._beside("the sensitivity"), suppress(KeyboardInterrupt):
-            elasticities = sensitivity(planned.plan, problem)
-        assumed = tuple(self._assumed(problem, planned.plan))
+            elasticities = sensitivity(plan, problem)
+        assumed = tuple(self._assumed(problem, plan))
         outcome = Outcome(
             problem,
-            planned.plan,
+            plan,
             cost,
             planned.result,
             planned.answers,
@@ -169,7 +170,7 @@ class Job(Watcher):
                 best, distance = distance_to_best(outcome, self.folder)
         self._write(findings, best)
         # written before the report: the reader of a pipe may leave in the middle of it
-        exported, refusal = self._export(planned.plan, problem.config.export)
+        exported, refusal = self._export(plan, problem.config.export)
         with self._plan_stands(), self._beside("the report"):
             self._report(findings, distance)
         with self._beside("the explanation"):
@@ -268,14 +269,13 @@ class Job(Watcher):
 
     def _refuse(self, plan: Plan, cost: CostBreakdown) -> None:
         """Refuse a plan over budget or a failing export, before anything is written."""
-        config = self.problem.config
-        amount = bill(config.objective, self.problem.cluster, cost.iteration_time_s)
+        problem = self.problem
+        config = problem.config
+        amount = bill(config.objective, problem.cluster, cost.iteration_time_s)
         if amount is not None:
-            choose(
-                config.objective, [amount], [plan.describe(self.problem.training.global_batch_size)]
-            )
+            choose(config.objective, [amount], [plan.describe(problem.training.global_batch_size)])
         if config.plan is not None and config.export is not None:
-            export_plan(self.problem, plan, config.export, self._seconds)
+            export_plan(problem, plan, config.export, self._seconds)
 
     def _seconds(self, plan: Plan) -> float:
         """Price a plan; infinite where it does not fit."""

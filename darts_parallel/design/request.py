@@ -147,14 +147,15 @@ def design_of(name: str, raw: Any, overrides: Sequence[str] = ()) -> Design:
     given = read_typed(DesignRequest, raw, "design")
     for key in ("jobs", "knobs", "options"):
         require(bool(getattr(given, key)), f"design.{key}", "be given", "those of design=buyers")
-    for job in given.jobs:
+    jobs = given.jobs
+    for job in jobs:
         job.overrides.extend(overrides)
     either = (given.budget is None) != (given.target is None)
     require(either, "design.budget or design.target", "be given, and not both", "budget=1e6")
-    whole = sum(job.weight for job in given.jobs)
-    weights = tuple(job.weight / whole for job in given.jobs)
+    whole = sum(job.weight for job in jobs)
+    weights = tuple(job.weight / whole for job in jobs)
     options = tuple(
-        _option(key, own, given.knobs | own.knobs, given.jobs) for key, own in given.options.items()
+        _option(key, own, given.knobs | own.knobs, jobs) for key, own in given.options.items()
     )
     budget = given.budget or 0.0
     target = given.target or 0.0

@@ -67,16 +67,17 @@ class Profiles:
         Errors:
             ConfigError: it was not measured.
         """
-        model = matching_name("model", model, {m for m, _, _ in self.layers}, self.path)
-        gpus = {g for m, g, _ in self.layers if m == model}
+        layers = self.layers
+        model = matching_name("model", model, {m for m, _, _ in layers}, self.path)
+        gpus = {g for m, g, _ in layers if m == model}
         gpu = matching_name(f"gpu of model {model}", gpu, gpus, self.path)
-        degrees = sorted(degree for m, g, degree in self.layers if (m, g) == (model, gpu))
+        degrees = sorted(degree for m, g, degree in layers if (m, g) == (model, gpu))
         if tp not in degrees:
             near = closest(tp, degrees)
             raise ConfigError(
                 f"{self.path}: tp={tp} of model {model} on {gpu} must be measured; try {near}."
             )
-        return self.layers[model, gpu, tp]
+        return layers[model, gpu, tp]
 
     def multiplier(self, model: str, gpu: str, kind: str, micro_batch_size: int) -> float:
         """Return the seconds of a micro-batch over the seconds of one sequence.

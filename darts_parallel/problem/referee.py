@@ -48,12 +48,13 @@ def forward_flop(config: ModelConfig, tokens: int) -> float:
 
 def _first_difference(imported: Imported, model: Model) -> str:
     """Return the first block that differs, or the parts outside of them."""
+    found = imported.blocks
     config = model.config
     blocks = [layer for layer in model.layers if layer.name.startswith("layers.")]
-    if len(blocks) == len(imported.blocks):
-        for layer, (part, parameters) in zip(blocks, imported.blocks, strict=True):
+    if len(blocks) == len(found):
+        for layer, (part, parameters) in zip(blocks, found, strict=True):
             if layer.parameters(config.vocab_size) != parameters:
                 return part
         if model.num_parameters != imported.parameters:
             return "what stands outside of its blocks"
-    return imported.blocks[0][0] if imported.blocks else config.name
+    return found[0][0] if found else config.name

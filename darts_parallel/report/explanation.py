@@ -230,22 +230,21 @@ class _PlanTerms:
 
     def micro_batch(self) -> Iterator[Line]:
         """Yield the seconds of a micro-batch by stage, layers and term."""
+        hard = self.hard
         table = self.table
         for group in self._groups():
             terms = self._layer_seconds(group.layers[0])
             for name in MICRO_BATCH_TERMS:
                 if terms.get(name):
                     yield _line(group.stage, group.words, name, len(group.layers) * terms[name])
-        added = {
-            own.name: own.forward + own.backward for own in plan_contributions(table, self.hard)
-        }
-        for name, seconds in table_reading(table, self.hard).own.items():
+        added = {own.name: own.forward + own.backward for own in plan_contributions(table, hard)}
+        for name, seconds in table_reading(table, hard).own.items():
             if seconds.dim() == 2:
                 added[name] = seconds
         for name, by_stage in added.items():
             for stage, value in enumerate(table.by_device(by_stage)[0].tolist()):
                 yield _line(stage, "all", name, value)
-        inside, across = neighbour_seconds(table, self.hard, self.hard.stages())
+        inside, across = neighbour_seconds(table, hard, hard.stages())
         inside = table.by_device(inside)
         across = table.by_device(torch.nn.functional.pad(across, (1, 0)))
         for stage in range(self.plan.pp):

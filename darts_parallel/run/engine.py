@@ -274,15 +274,17 @@ class Engine:
 
     def _passed(self, index: int) -> Tensor:
         """Return what layer `index` passes on, without values; the tokens where there is no such layer."""
-        training = self.problem.training
-        config = self.problem.model.config
-        layer = self.plan.layers[max(index, 0)]
-        batch = training.global_batch_size // (layer.dp * self.plan.num_micro_batches)
+        plan = self.plan
+        problem = self.problem
+        training = problem.training
+        config = problem.model.config
+        layer = plan.layers[max(index, 0)]
+        batch = training.global_batch_size // (layer.dp * plan.num_micro_batches)
         if index < 0:
             return torch.empty(batch, training.seq_len, dtype=torch.long, device="meta")
-        if index >= head_index(self.problem):
-            head = self.plan.layers[head_index(self.problem)]
-            batch = training.global_batch_size // (head.dp * self.plan.num_micro_batches)
+        if index >= head_index(problem):
+            head = plan.layers[head_index(problem)]
+            batch = training.global_batch_size // (head.dp * plan.num_micro_batches)
             length = training.seq_len
             columns = self.local.vocabulary_rows // head.tp
         else:

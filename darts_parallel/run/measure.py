@@ -132,15 +132,16 @@ def execute(
     Args:
         plan: Checked by `refuse_unexecutable`.
     """
+    seed = settings.seed
     place = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
     exact = with_exact_collectives(plan)
-    engine = Engine(problem, exact if settings.verify else plan, settings.seed, place)
-    verdict = verify(engine, settings.seed) if settings.verify else None
+    engine = Engine(problem, exact if settings.verify else plan, seed, place)
+    verdict = verify(engine, seed) if settings.verify else None
     measurement = None
     if settings.steps:
         if engine.plan != plan:
-            engine = Engine(problem, plan, settings.seed, place)
-        measurement = measure(engine, settings.warmup, settings.steps, settings.seed)
+            engine = Engine(problem, plan, seed, place)
+        measurement = measure(engine, settings.warmup, settings.steps, seed)
     return RunOutcome(verdict, measurement)
 
 

@@ -59,6 +59,7 @@ def predict(case: MeasuredCase, values: Values) -> Prediction:
     Args:
         values: By name, as `Parameters.values`; figures of the shipped device file stand for the rest.
     """
+    run = case.run
     problem = replace(case.problem, cluster=with_parameters(case, values))
     plan = case.plan
     table, plans, cost = hard_plan(plan, problem)
@@ -66,14 +67,14 @@ def predict(case: MeasuredCase, values: Values) -> Prediction:
     reserve = torch.as_tensor(device.reserved)
     if RESERVED in values:
         reserve = reserved_bytes(values[RESERVED], device.memory)
-    counted = case.run.memory_metric == DEVICE
+    counted = run.memory_metric == DEVICE
     fits = bool(cost.feasible[0])
-    if not fits and not case.run.prints("recompute"):
+    if not fits and not run.prints("recompute"):
         fullest = replace(plan, layers=tuple(replace(s, recompute="full") for s in plan.layers))
         fits = bool(hard_plan(fullest, problem)[2].feasible[0])
-    if case.run.host_GiB is not None and table.host is not None:
+    if run.host_GiB is not None and table.host is not None:
         factor = float(torch.as_tensor(device.state_factor).detach())
-        fits &= _host_bytes(table, plans, factor) <= case.run.host_GiB * GIB
+        fits &= _host_bytes(table, plans, factor) <= run.host_GiB * GIB
     return Prediction(cost.iteration_time[0], cost.memory[0].max() + reserve * counted, fits)
 
 
@@ -103,10 +104,11 @@ def _host_bytes(table: CostTable, plans: HardPlans, factor: float) -> float:
 
 def with_parameters(case: MeasuredCase, values: Values) -> Cluster:
     """Put fitted parameters in the place of the shipped ones."""
-    cluster = case.problem.cluster
+    problem = case.problem
+    cluster = problem.cluster
     first = case.run.devices[0]
-    speeds = case.problem.config.cluster.devices[first].attention_TFLOPs
-    factors = case.problem.software.switch_factors(speeds)
+    speeds = problem.config.cluster.devices[first].attention_TFLOPs
+    factors = problem.software.switch_factors(speeds)
     fields: dict[str, Any] = {}
     for name, value in values.items():
         elsewhere = name == RESERVED or name in NARROW_SHARES or name.startswith(LINK_PREFIXES)
@@ -115,7 +117,7 @@ def with_parameters(case: MeasuredCase, values: Values) -> Cluster:
             unit = MICROSECOND if name.endswith("_us") else 1.0
             in_units = moved.clamp(max=FULL.get(name, math.inf)) * unit
             fields[name.removesuffix("_us")] = in_units
-    narrow = f"{case.problem.training.precision}_efficiency"
+    narrow = f"{problem.training.precision}_efficiency"
     if narrow in NARROW_SHARES and narrow in values:
         fields[NARROW_FIELD] = values[narrow]
     others = {name: value for name, value in fields.items() if name not in OF_DEVICE}

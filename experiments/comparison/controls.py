@@ -58,15 +58,16 @@ class NoDescent(GradientSearch):
         self, on_record: Callable[[StepRecord], None] = lambda record: None
     ) -> list[StepRecord]:
         """Search until `max_seconds`; there are no steps to record."""
-        if any(table.pipeline.simulated for table in self.pool.tables):
+        pool = self.pool
+        if any(table.pipeline.simulated for table in pool.tables):
             return []  # local search follows anyway: of orders of passes and layers
         self.stopped_by = polish_pool(
-            self.pool, self.space_kind, self.config, hurry=False, bounds=self.bounds
+            pool, self.space_kind, self.config, hurry=False, bounds=self.bounds
         )
-        space = PlanSpace(Incumbent(self.pool.tables, keep_all=True))
+        space = PlanSpace(Incumbent(pool.tables, keep_all=True))
         moves = RandomMoves(space, WEIGHTS, self.generator)
         try:
-            while self.stopped_by is None and self.pool.best is not None:
+            while self.stopped_by is None and pool.best is not None:
                 self._descend_from(self._kicked(moves))
                 self.stopped_by = "time_limit" if self.over() else None
         except KeyboardInterrupt:
