@@ -59,8 +59,8 @@ def _express(job: Request) -> Exported:
     if job.trainer.own_model:
         for key, words in parts_beyond(config, job.trainer.model_parts):
             raise job.refuse(
-                f"model={config.name} has {words} (model.{key}={getattr(config, key)}), which its models "
-                "lack",
+                f"model={config.name} has {words} (model.{key}={getattr(config, key)}), which no file "
+                "written for it has",
                 f"export={_trainer_with_parts(config)}",
             )
     if job.half_blocks and not job.trainer.half_blocks:

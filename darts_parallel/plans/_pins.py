@@ -87,8 +87,8 @@ def require_legal_pins(
         names = ", ".join(f"space.{key}={_show(values)}" for key, values in pins.items())
         raise ConfigError(
             f"{names} contradict each other: {factors} must be the {devices} and "
-            f"dp * num_micro_batches * micro_batch_size must be training.global_batch_size={batch}; "
-            f"try {ways}."
+            f"dp * num_micro_batches * micro_batch_size must be training.global_batch_size={batch} (virtual "
+            f"stages want a multiple of pp micro-batches); try {ways}."
         )
 
 

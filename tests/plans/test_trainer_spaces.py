@@ -67,6 +67,14 @@ def test_megatron_exchanges_the_heads_of_windows_and_sinks() -> None:
     )
 
 
+def test_interleaved_stages_want_a_multiple_of_pp_micro_batches() -> None:
+    """NVIDIA-NeMo/RL#1126: mcore's interleaved schedule raises where micro-batches are no multiple of pp."""
+    pins = ("space.pp=4", "space.virtual_stages=2", "space.tp=1", "space.micro_batch_size=1")
+    words = ("space.num_micro_batches=null", "gbs=6", "cluster.nodes.0.gpus=4")
+    with pytest.raises(ConfigError, match="virtual stages want a multiple of pp micro-batches"):
+        outer_spaces(problem("model=llama3_8b", "trainer=megatron", *words, *pins))
+
+
 def test_a_copied_head_costs_what_a_head_a_rank_costs() -> None:
     """With 2 heads on 4 ranks each rank holds one, as of a model of 4 heads."""
 
