@@ -445,7 +445,7 @@ class ShapeReader:
                 place = "embedding_norm" if early else "final_norm"  # LFM2's name misleads
                 # a norm after the head's transform belongs to that
                 counts[place] += "head_transform" not in fields
-            else:
+            elif part.out != 1:  # ESM's contacts are one small number each
                 fields.update(self._transform(part, fields))
         self.fields.update(fields, **{key: count > 0 for key, count in counts.items()})
 

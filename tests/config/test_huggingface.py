@@ -147,6 +147,16 @@ def test_forms_of_blocks_without_a_price_are_read(
     assert import_model({"model_type": kind, **sizes}, "p", "m").fields["structure"] == structure
 
 
+def test_a_protein_model_has_its_published_parameters_and_its_contacts_have_no_price() -> None:
+    """facebook/esm2_t33_650M_UR50D: 651,043,254 parameters, of which 661 predict contacts."""
+    esm = {"model_type": "esm", "hidden_size": 1280, "intermediate_size": 5120, "vocab_size": 33}
+    esm |= {"num_hidden_layers": 33, "num_attention_heads": 20, "max_position_embeddings": 1026}
+    esm |= {"position_embedding_type": "rotary", "pad_token_id": 1, "mask_token_id": 32}
+    model = import_model(esm, "p", "m")
+    assert model.parameters == 651_043_254
+    assert "+661 parameters" in check_import(model)
+
+
 def test_a_window_without_a_causal_mask_has_two_sides() -> None:
     """ModernBERT's local_attention=128 is 64 tokens on each side (masking_utils.py: |q - k| <= 64)."""
     values = {"model_type": "modernbert", "local_attention": 128}
