@@ -189,8 +189,10 @@ class OffloadedPlans:
     def _golden_section(self, low: Tensor, high: Tensor) -> Tensor:
         """Return the share of activations in [low, high] of least seconds, `(B, pp)`."""
         step = GOLDEN * (high - low)
-        left, right = high - step, low + step
-        left_seconds, right_seconds = self._seconds(left), self._seconds(right)
+        left = high - step
+        right = low + step
+        left_seconds = self._seconds(left)
+        right_seconds = self._seconds(right)
         for _ in range(SECTIONS):
             better = left_seconds <= right_seconds
             low = torch.where(better, low, left)

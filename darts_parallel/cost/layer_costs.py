@@ -88,7 +88,8 @@ class LayerCosts:
 
     def where(self, kept: Tensor, other: "LayerCosts") -> "LayerCosts":
         """Return these costs for the strategies `kept`, `(C,)`, and other ones for the rest."""
-        mine, its = vars(self), vars(other)
+        mine = vars(self)
+        its = vars(other)
         found = {name: torch.where(kept, mine[name], its[name]) for name in mine if name != "terms"}
         names = self.terms
         terms = {name: torch.where(kept, names[name], other.terms[name]) for name in names}

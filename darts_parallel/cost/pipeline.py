@@ -50,7 +50,8 @@ class PipelineModel:
         # next to the closed form of 1F1B, so that plans differ by their passes alone
         together = closed and simulated and name == usual
         free = SEARCHED in named
-        start, blocking = free and name not in named, config.p2p == "blocking"
+        start = free and name not in named
+        blocking = config.p2p == "blocking"
         return PipelineModel(simulated, name, blocking, together, free, start)
 
 

@@ -118,7 +118,8 @@ class _Programme:
 
     def _outcome(self, x: torch.Tensor) -> torch.Tensor:
         """Return seconds relative to those at the start, then what is left below all limits."""
-        slowest, longest = x[-2], x[-1]
+        slowest = x[-2]
+        longest = x[-1]
         cost = _priced(self.table, self.plan, x[:-2].reshape(-1, 2))
         stages = cost.stage_seconds[0]
         total = stages.sum() + self.rest * slowest + longest

@@ -342,7 +342,8 @@ class OrderSearch:
 
     def _search_again(self) -> None:
         """Search again with the next seeds, until the time is over or nothing is gained."""
-        stale, seed = 0, self.seed
+        stale = 0
+        seed = self.seed
         while self._goes_on() and stale < STALE:
             seed += 1
             other = replace(self, seed=seed)
@@ -432,7 +433,8 @@ class OrderSearch:
             improved = [problem.annealed(order, moves, self.state) for order in left]
             left = sorted(improved, key=by_seconds)
             self._add(problem, left[:2])
-            best, alike = left[0].seconds, left[len(left) // 2 - 1].seconds
+            best = left[0].seconds
+            alike = left[len(left) // 2 - 1].seconds
             gained = best < started * (1.0 - GAIN_TOLERANCE)
             if first and gained and alike <= best * (1.0 + GAIN_TOLERANCE):
                 return True

@@ -121,7 +121,8 @@ class GraphBuilder:
         except Exception as error:  # an answer about the module, whatever torch raises
             words = " ".join(str(error).split())[:160]
             raise self._refusal(f"torch has no gradient for it ({words})", "detach()") from error
-        self.requiring, self.underivable = found.names, found.underivable
+        self.requiring = found.names
+        self.underivable = found.underivable
         self.outputs: dict[Node, str] = {}
         """Nodes that are returned, with the buffer that they become; it is empty for outputs."""
         returned: Any = self.nodes[-1].args[0]
@@ -249,7 +250,8 @@ class GraphBuilder:
                 reason = f"{op.op} ({op.target or op.module}) makes an empty tensor {shape}"
                 raise self._refusal(reason, "sizes from 1 on")
             trained = name in self.requiring and name in self.trained
-            floating, size = tensor.is_floating_point(), tensor.element_size()
+            floating = tensor.is_floating_point()
+            size = tensor.element_size()
             truth = tensor.dtype == torch.bool
             value = GraphValue(name, shape, floating, size, trained, truth)
             self.values[name] = value

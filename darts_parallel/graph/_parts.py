@@ -196,7 +196,8 @@ class Products(torch.autograd.Function):
         ctx: Any, mesh: DeviceMesh, axes: Sequence[int], x: Tensor, *pairs: Any
     ) -> tuple[Tensor, ...]:
         """Return the products with pairs of a weight and its bias, which may be None."""
-        weights, biases = pairs[::2], pairs[1::2]
+        weights = pairs[::2]
+        biases = pairs[1::2]
         part = x.flatten()
         for axis in reversed(axes):
             slices = part.chunk(mesh.size(axis))

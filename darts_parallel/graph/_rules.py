@@ -263,7 +263,8 @@ def reshaped(call: RuleCall) -> Iterator[Split]:
 
     Groups begin where the sizes before them have equal products.
     """
-    old, new = call.inputs[0], call.outputs[0]
+    old = call.inputs[0]
+    new = call.outputs[0]
     begins = {prod(new[:d]): d for d, size in enumerate(new) if size > 1}
     for d, size in enumerate(old):
         made = begins.get(prod(old[:d]))
@@ -326,7 +327,8 @@ def attention(call: RuleCall) -> Iterator[Split]:
     Where ranks outnumber the key-value heads, each rank takes those of its query heads out of whole ones.
     """
     q, k, _, *masks = call.inputs
-    heads, queries = len(q) - 3, len(q) - 2
+    heads = len(q) - 3
+    queries = len(q) - 2
     shared = q[heads] != k[heads] and k[heads] % call.ranks != 0
     """Several ranks would share a key-value head."""
     for d in range(heads):
@@ -372,7 +374,8 @@ def indexed(call: RuleCall) -> Iterator[Split]:
     places = [k for k, one in enumerate(indices) if isinstance(one, Node)]
     if len(places) != 1 or len(call.inputs) != 2:
         return
-    at, chosen = places[0], len(call.inputs[1])
+    at = places[0]
+    chosen = len(call.inputs[1])
     for d in range(len(call.inputs[0])):
         if d != at:
             yield call.split(f"d{d}", [d, None], d if d < at else d + chosen - 1)

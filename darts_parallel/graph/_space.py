@@ -171,7 +171,8 @@ class GraphSpace(GraphJob):
     ) -> Iterator[_KeptLayout]:
         """Yield the layouts of the tensors that an operator keeps under a choice."""
         for slot in self.kernels.uses[op.name].kept:
-            name, state = op.tensors[slot], choice.states[slot]
+            name = op.tensors[slot]
+            state = choice.states[slot]
             share = local_share(state, self.mesh.ranks)
             yield _KeptLayout(self.kernels.base[name], share, SLICED in state)
 

@@ -102,7 +102,8 @@ def ordered_moves(
     now = list(source)
     moves = []
     for axis in axes:
-        old, new = now[axis], target[axis]
+        old = now[axis]
+        new = target[axis]
         now[axis] = new
         moves.append((axis, old, new))
         if any(one.startswith("S") and one in (old, new) for one in now[axis + 1 :]):

@@ -113,7 +113,8 @@ def _parts_of_batch(shapes: Sequence[Any], ranks: int) -> list[list[Any]] | None
 
 def _batch_splits(own: GraphPlan, mesh: DeviceMeshSpec) -> list[Alternative]:
     """Price both ways to split the batch, from the plan of one rank's part."""
-    graph, width = own.space.graph, own.space.width
+    graph = own.space.graph
+    width = own.space.width
     ranks = mesh.ranks[0]
     link = mesh.groups[0], *mesh.links
     overlap = mesh.device.overlap_exponent

@@ -94,7 +94,8 @@ class GraphPlan:
 
     def readers(self, op: GraphOperator) -> list[GraphOperator]:
         """Return the linear operators that gather one input again with this one, in order; may be none."""
-        (given, *_), users = self.choice(op).inputs or ((),), self.space.graph.consumers
+        (given, *_) = self.choice(op).inputs or ((),)
+        users = self.space.graph.consumers
         if SLICED not in given:
             return []
         reads = users[op.inputs[0]]
@@ -102,7 +103,8 @@ class GraphPlan:
 
     def _moves(self) -> Iterator[PlannedCollective]:
         """Yield the collectives between operators."""
-        graph, mesh = self.space.graph, self.space.mesh
+        graph = self.space.graph
+        mesh = self.space.mesh
         for name in graph.consumers:
             size = graph.values[name].bytes(self.space.width)
             of = PARAMETER if graph.is_parameter(name) else "activation"

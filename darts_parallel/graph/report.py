@@ -49,7 +49,9 @@ def claim(programme: ProgrammeAnswer) -> str:
 
 def graph_dict(planned: PlannedGraph) -> dict[str, Any]:
     """Return the content of `graph.json`."""
-    plan, graph, programme = planned.plan, planned.graph, planned.programme
+    plan = planned.plan
+    graph = planned.graph
+    programme = planned.programme
     found: dict[str, Any] = {"cluster": plan.space.mesh.cluster.name}
     found["mesh"] = list(plan.space.mesh.ranks)
     found["operators"] = [_operator(plan, op) for op in graph.operators]

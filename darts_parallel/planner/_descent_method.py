@@ -10,7 +10,8 @@ def descend(session: Session, deadline: float) -> None:
     Errors:
         InfeasibleError: it is proven that no plan of the space fits; names the binding constraint.
     """
-    asked, reported = session.asked, session.reported
+    asked = session.asked
+    reported = session.reported
     settings = asked.settings
     with reported.watcher.progress("search", settings.num_steps) as update:
 

@@ -31,7 +31,8 @@ REPARTITIONED = 12
 def enumerate_uniform(session: Session, deadline: float) -> None:
     """Find the best uniform plan, and where nothing has descended the ones that come next."""
     began = time.monotonic()
-    asked, found = session.asked, session.found
+    asked = session.asked
+    found = session.found
     if asked.simulated:
         answer = _simulated(session, "exhaustive", "uniform", deadline)
     else:
@@ -46,7 +47,8 @@ def enumerate_uniform(session: Session, deadline: float) -> None:
 def programme(session: Session, deadline: float) -> None:
     """Find the best plan of the space, or a bound on it, by dynamic programming."""
     began = time.monotonic()
-    asked, found = session.asked, session.found
+    asked = session.asked
+    found = session.found
     if asked.simulated:
         answer = _simulated(session, "dynamic_programming", asked.space_kind, deadline)
     else:

@@ -38,7 +38,8 @@ def read_lengths(path: str, longest: int) -> tuple[Integers, Floats]:
         lines = read_text(path).splitlines()
         for row in csv.DictReader(lines):
             why = f"has the row {','.join(str(value) for value in row.values())}"
-            length, count = int(row["length"]), float(row["count"])
+            length = int(row["length"])
+            count = float(row["count"])
             if not (1 <= length <= longest and 0.0 < count < MOST_COUNT):
                 raise ValueError
             rows.append((length, count))

@@ -69,7 +69,8 @@ def with_offers(sentence: str, problem: Problem, find: Callable[[Problem], Plann
 
 def _changes(config: Config) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield changes in words, the group, and its keys, the quickest to search first."""
-    training, space = config.training, config.space
+    training = config.training
+    space = config.space
     rules = config.abilities(space.trainer) if space.trainer else None
     fused = rules is None or "fused" in rules.switches.get("loss", ())
     if training.loss != "fused" and fused:

@@ -68,7 +68,8 @@ def product_session(problem: Problem, reported: Reported | None = None) -> Sessi
     plans: dict[Product, Runnable] = {}
     for table in asked.tables:
         plans |= runnable(table)
-    config, training = problem.config, problem.training
+    config = problem.config
+    training = problem.training
     names = {"model": config.model.name, "cluster": config.cluster.name}
     model = SearcherModel.of(problem.model, problem.cluster, training)
     search = ProductSearch(
@@ -230,7 +231,8 @@ class ProductSearch:
 
     def descend(self, session: Session, deadline: float) -> None:
         """Take all steps from random preferences of every factor, and price the rounded weights."""
-        settings, watcher = session.asked.settings, session.reported.watcher
+        settings = session.asked.settings
+        watcher = session.reported.watcher
         began = time.perf_counter()
         logits = self._first_logits(settings)
         optimizer = Adam([(logits, settings.learning_rate)])
@@ -256,8 +258,10 @@ class ProductSearch:
             return
         (best, plan), *others = self.running()
         result = session.result(plan, best, others)
-        took, priced = time.perf_counter() - began, len(self.priced)
-        steps, restarts = settings.num_steps, settings.num_restarts
+        took = time.perf_counter() - began
+        priced = len(self.priced)
+        steps = settings.num_steps
+        restarts = settings.num_restarts
         result = replace(result, seconds=took, steps=steps, restarts=restarts)
         result = replace(result, plans_evaluated=priced, gradient_iteration_time_s=best)
         stages = (PlanStage("fitted", best, fits=True),)

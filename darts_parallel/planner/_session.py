@@ -51,7 +51,8 @@ class Asked:
     @staticmethod
     def of(problem: Problem, tables: Sequence[CostTable] | None = None) -> "Asked":
         """Ask for a plan of a problem, over `tables` or else over the tables of its whole space."""
-        config, space = problem.config, problem.config.space
+        config = problem.config
+        space = problem.config.space
         if tables is None:
             tables = [without_dominated(table) for table in build_tables(problem)]
         blocks = None
@@ -66,7 +67,8 @@ class Asked:
     def at(self, headroom: float) -> "Asked":
         """Return the question with another share of the memory left free; tables are shared."""
         problem = self.problem.leaving_free(headroom)
-        cluster, margin = problem.cluster, problem.margin
+        cluster = problem.cluster
+        margin = problem.margin
         return Asked.of(problem, [with_memory(table, cluster, margin) for table in self.tables])
 
     def within(self, seconds: float) -> "Asked":

@@ -34,7 +34,8 @@ def first_blocks_plan(asked: Asked, seconds: float) -> PricedPlan | None:
     Returns:
         None where the trainer runs no such plan, or none is faster.
     """
-    problem, tables = asked.problem, asked.tables
+    problem = asked.problem
+    tables = asked.tables
     config = problem.config
     if not config.rules.first_blocks or config.space.cut != LAYER:
         return None

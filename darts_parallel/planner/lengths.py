@@ -151,7 +151,8 @@ def plan_lengths(problem: Problem, main_plans: Sequence[Plan] | None = None) -> 
         InfeasibleError: no plan holds the longest sequence.
     """
     draws = Draws.of(problem)
-    given, why = main_plans, ""
+    given = main_plans
+    why = ""
     if given is None:
         given, why = _main_plans(problem)
     for own in (tightened(problem), problem):

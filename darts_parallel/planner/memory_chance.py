@@ -175,14 +175,17 @@ class _ChanceSearch:
         most = known.seconds * (1.0 - GAIN - self.config.search.tie)
         faster = SearchResult(known.plan, most, known.plan, most)
         # by bisection: with less memory left free, optima are faster and, as a rule, riskier
-        level, low, high = usual, 0, usual - 1
+        level = usual
+        low = 0
+        high = usual - 1
         while low <= high:
             middle = (low + high) // 2
             best = self._optimum(middle, faster)
             if best is None:  # only a looser level can gain as much
                 high = middle - 1
             elif best.chance <= self.allowed:
-                level, high = middle, middle - 1
+                level = middle
+                high = middle - 1
             else:
                 low = middle + 1
         return level
@@ -323,7 +326,8 @@ def _seconds(planned: Planned) -> float:
 
 def _distance_that_fits(asked: Asked, headroom: float) -> float:
     """Return the largest distance below a headroom's at which some plan may fit."""
-    low, high = 0.0, _distance(headroom)
+    low = 0.0
+    high = _distance(headroom)
     for _ in range(HALVINGS):
         middle = (low + high) / 2.0
         if any_fits(asked.at(_headroom(middle)).tables, asked.space_kind):
@@ -349,7 +353,8 @@ def ladder(planned: Planned) -> list[Rung]:
     chosen one; it is left out where none is easier than that one. The others come from the exact
     methods, each within `RUNG_SECONDS`, where plans are checked at all.
     """
-    asked, result = planned.asked, planned.result
+    asked = planned.asked
+    result = planned.result
     if asked is None or result is None or planned.out_of_memory is None:
         return []
     chosen = Rung(CHOSEN, planned.plan, result.iteration_time_s, planned.out_of_memory)
@@ -367,7 +372,8 @@ def ladder(planned: Planned) -> list[Rung]:
 
 def _simplest_rung(planned: Planned, chosen: Rung) -> list[Rung]:
     """Return the plan that is easiest to run of the plans that the model cannot tell from the chosen one."""
-    asked, result = planned.asked, planned.result
+    asked = planned.asked
+    result = planned.result
     if asked is None or result is None or asked.simulated:
         return []
     tight = asked.problem
@@ -406,7 +412,8 @@ def _safe(asked: Asked, chosen: Rung, kind: str) -> Rung | None:
     deadline = time.monotonic() + RUNG_SECONDS
     problem = asked.problem
     distance = float(free_share(evaluate(chosen.plan, problem), problem.usable).min())
-    chance, wanted = chosen.chance, SAFER * chosen.chance
+    chance = chosen.chance
+    wanted = SAFER * chosen.chance
     # as wide as the chosen plan's own error; from a chance of one half on the quantile is no width
     implied = distance / _quantile(min(chance, 0.49))
     spread = max(posterior(problem).residuals.memory, implied)
@@ -437,7 +444,8 @@ def _answered(asked: Asked, known: SearchResult | None, seconds: float) -> Sessi
 
 def _rung(name: str, session: Session) -> Rung | None:
     """Return the best plan that exact methods found; None where they found none."""
-    asked, best = session.asked, session.best
+    asked = session.asked
+    best = session.best
     if best is None or best.plan is None:
         return None
     balanced = balance_stages(best.plan, asked)

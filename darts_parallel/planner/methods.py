@@ -109,7 +109,9 @@ def search_result(session: Session) -> SearchResult:
         InfeasibleError: no plan fits, or none was found; names the binding constraint.
         ConfigError: `search.method=exact` where no exact method reaches.
     """
-    asked, found, reported = session.asked, session.found, session.reported
+    asked = session.asked
+    found = session.found
+    reported = session.reported
     if found.result is not None:
         return refined(replace(found.result, why=reported.why), session)
     proven = session.proven

@@ -153,8 +153,10 @@ def _simplified(result: SearchResult, session: Session) -> SearchResult:
 
     The plan of `search.method=exact` stays as fast as it is.
     """
-    asked, uniform = session.asked, session.found.uniform_plans
-    chosen, tolerance = result.plan, GAIN_TOLERANCE
+    asked = session.asked
+    uniform = session.found.uniform_plans
+    chosen = result.plan
+    tolerance = GAIN_TOLERANCE
     if asked.settings.method != "exact" and asked.settings.tie:
         limit = asked.seconds(chosen) * (1.0 + asked.settings.tie)
         others = [plan for seconds, plan in result.alternatives if seconds <= limit]

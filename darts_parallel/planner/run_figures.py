@@ -108,7 +108,8 @@ def _run(
 
 def own_cluster(problem: Problem) -> ClusterConfig:
     """Return the cluster with the figures of its framework and a name of both, for runs to be added."""
-    cluster, software = problem.config.cluster, problem.software
+    cluster = problem.config.cluster
+    software = problem.software
     if cluster.runs:
         return cluster
     devices = {name: software.on(name, device) for name, device in cluster.devices.items()}

@@ -122,7 +122,8 @@ class _OpenWave:
         for own in self._places(length, ranks):
             work = max(self.busiest, own.work + length * length / own.ranks)
             if work < least:
-                best, least = own, work
+                best = own
+                least = work
             if work == self.busiest:
                 break
         if best is not None:

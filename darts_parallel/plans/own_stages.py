@@ -33,7 +33,8 @@ def own_stage_refusal(config: ModelConfig, plan: Plan) -> str:
     if count < plan.pp - 1:
         wanted = f"{plan.pp - 1} (tokens.batch_accumulation_per_replica)"
         return f"{count} micro-batches, and its 1F1B wants at least pp - 1 = {wanted}"
-    planned, own = plan.boundaries[1:-1], own_cuts(config, plan.pp)
+    planned = plan.boundaries[1:-1]
+    own = own_cuts(config, plan.pp)
     if planned == own:
         return ""
     return f"stages that begin at layers {list(planned)}, and nanotron itself begins them at {list(own)}"

@@ -173,9 +173,12 @@ def _no_plan(
     space = config.space
     near = "fewer pins"
     if rules is None:
-        key, value, why = "schedules", str(space.schedules), ""
+        key = "schedules"
+        value = str(space.schedules)
+        why = ""
     else:
-        key, value = "trainer", str(space.trainer)
+        key = "trainer"
+        value = str(space.trainer)
         free = Problem.from_config(config.with_space(trainer=None))
         why = lacking(rules, job, outer_spaces(free))
         near = _batch_that_helps(config, devices) or near

@@ -23,7 +23,8 @@ class DualPipe(Folded):
     def steps(self, device: int, pp: int, count: int) -> Steps:
         """Run the steps in turn; some backwards leave their weights for later."""
         runner = Runner()
-        run, backward = runner.run, runner.backward
+        run = runner.run
+        backward = runner.backward
         later: deque[int] = deque()
 
         def split(half: int) -> Steps:

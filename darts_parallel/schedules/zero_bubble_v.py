@@ -25,7 +25,9 @@ class ZeroBubbleV(Folded):
 def _steps(device: int, pp: int, count: int) -> Steps:
     """Write the order for at least `2 * pp - 1` micro-batches."""
     runner = Runner()
-    run, backward, done = runner.run, runner.backward, runner.done
+    run = runner.run
+    backward = runner.backward
+    done = runner.done
     for _ in range(2 * (pp - device) - 1):
         yield run("F", 0)
     for _ in range(device):
