@@ -36,8 +36,15 @@ def _costs_like(table: CostTable, outer: int, choices: torch.Tensor) -> torch.Te
     Args:
         choices: Strategy of every layer, `(L,)`.
     """
-    costs = [table.forward, table.backward, table.sync, table.per_iteration]
-    costs += [table.static, table.activation, table.working]
+    costs = [
+        table.forward,
+        table.backward,
+        table.sync,
+        table.per_iteration,
+        table.static,
+        table.activation,
+        table.working,
+    ]
     host = table.host
     if host is not None:
         costs += [host.transfer, host.state_transfer, host.state]
@@ -89,8 +96,12 @@ def _figures(table: CostTable) -> list[torch.Tensor]:
     """Return the seconds and bytes in which a dominating strategy must be no worse."""
     if table.pipeline.simulated or table.virtual_stages > 1:
         # the longest path may take any of the passes alone
-        seconds = [table.forward, table.backward - table.weight_gradient]
-        seconds += [table.weight_gradient, table.sync]
+        seconds = [
+            table.forward,
+            table.backward - table.weight_gradient,
+            table.weight_gradient,
+            table.sync,
+        ]
     else:
         seconds = [table.time, table.time + table.sync]
     return [*seconds, table.per_iteration, table.static, table.activation, table.working]

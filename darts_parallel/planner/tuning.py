@@ -127,8 +127,7 @@ def _candidates(problem: Problem, given: Sequence[Plan], trials: Sequence[Trial]
         found: Sequence[PricedPlan] = even_pool(tables, CANDIDATES).top(CANDIDATES)
     else:
         found = find_uniform_plan(tables, count=CANDIDATES).alternatives
-    plans = [*given]
-    plans += [trial.plan for trial in trials]
+    plans = [*given, *(trial.plan for trial in trials)]
     plans += [candidate.to_plan(tables) for candidate in found]
     return list(dict.fromkeys(plans))
 
