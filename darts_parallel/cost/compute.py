@@ -178,11 +178,11 @@ def forward_kernels(stage: StageContext, layer: LayerSpec) -> dict[str, list[Ten
     elements = replicated + layer.sharded_elements / tp
     streamed = device.streaming_factor * width * tokens * elements
     launches = stage.training.launches * device.layer_overhead
-    kernels = {
-        "attention": [_attention_seconds(stage, core) for core in layer.cores],
-        "streaming kernels": [stream_seconds(streamed, device)],
-        "matrix products": [gemm_seconds(gemm, tokens, tp, device, width) for gemm in layer.gemms],
-    }
+    kernels = {"attention": [_attention_seconds(stage, core) for core in layer.cores]}
+    kernels["streaming kernels"] = [stream_seconds(streamed, device)]
+    kernels["matrix products"] = [
+        gemm_seconds(gemm, tokens, tp, device, width) for gemm in layer.gemms
+    ]
     none = torch.zeros_like(tokens)
     running = sum((sum(alike, none) for alike in kernels.values()), none)
     kernels["launch overhead"] = [launch_gap(running, launches) + device.kernel_gap]

@@ -116,13 +116,10 @@ def layer_costs(stage: StageContext, layer: LayerSpec, *, counts_table: bool) ->
     sync = sharding_seconds(stage, shards, forward, backward)
     terms["sharding"] = sync["forward"] + sync["backward"]
     terms["compute"] = terms["compute"] + accumulation
-    timed = {
-        "forward": forward + sync["forward"],
-        "backward": backward + sync["backward"],
-        "weight_gradient": of_weights + accumulation,
-        "gradient_sync": sync["iteration"],
-        "optimizer": _optimizer_seconds(stage, layer, shards).expand_as(backward),
-    }
+    timed = {"forward": forward + sync["forward"], "backward": backward + sync["backward"]}
+    timed["weight_gradient"] = of_weights + accumulation
+    timed["gradient_sync"] = sync["iteration"]
+    timed["optimizer"] = _optimizer_seconds(stage, layer, shards).expand_as(backward)
     stored = _stored_bytes(stage, layer, shards, added)
     return LayerCosts(terms=terms, **timed, **stored)
 

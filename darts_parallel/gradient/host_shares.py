@@ -96,17 +96,12 @@ class _Programme:
         high = most * table.pp
         high += [np.inf, np.inf]
         at = self._known_at
-        limits: dict[str, Any] = {
-            "type": "ineq",
-            "fun": lambda x: at(x)[0][1:],
-            "jac": lambda x: at(x)[1][1:],
-        }
-        settings: dict[str, Any] = {
-            "constraints": [limits],
-            "jac": lambda x: at(x)[1][0],
-            "bounds": Bounds(0.0, np.array(high)),
-            "options": {"maxiter": MAX_STEPS, "ftol": PRECISION},
-        }
+        limits: dict[str, Any] = {"type": "ineq", "fun": lambda x: at(x)[0][1:]}
+        limits["jac"] = lambda x: at(x)[1][1:]
+        settings: dict[str, Any] = {"constraints": [limits]}
+        settings["jac"] = lambda x: at(x)[1][0]
+        settings["bounds"] = Bounds(0.0, np.array(high))
+        settings["options"] = {"maxiter": MAX_STEPS, "ftol": PRECISION}
         found = minimize(lambda x: at(x)[0][0], start, method="SLSQP", **settings)
         ended = found.x[:-2].reshape(-1, 2)
         ended = ended.clip(0.0, 1.0)

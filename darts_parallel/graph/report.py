@@ -52,12 +52,10 @@ def graph_dict(planned: PlannedGraph) -> dict[str, Any]:
     plan = planned.plan
     graph = planned.graph
     programme = planned.programme
-    found: dict[str, Any] = {
-        "cluster": plan.space.mesh.cluster.name,
-        "mesh": list(plan.space.mesh.ranks),
-        "operators": [_operator(plan, op) for op in graph.operators],
-        "collectives": [one.entry() for one in plan.collectives],
-    }
+    found: dict[str, Any] = {"cluster": plan.space.mesh.cluster.name}
+    found["mesh"] = list(plan.space.mesh.ranks)
+    found["operators"] = [_operator(plan, op) for op in graph.operators]
+    found["collectives"] = [one.entry() for one in plan.collectives]
     for key, name in DESCENT.items():
         found[key] = getattr(planned.descent, name, None)
     found["improved_s"] = plan.seconds

@@ -403,13 +403,11 @@ def _options(
     sequence_parallel = [False]
     if degrees.tp > 1:
         sequence_parallel = _sequence_parallel(space, model, seq_len % degrees.tp == 0)
-    options: dict[str, Sequence[Any]] = {
-        "zero_stage": stages,
-        "recompute": space.pinned("recompute") or RECOMPUTE,
-        "sequence_parallel": sequence_parallel,
-        "tp_comm_bits": _bits(space.pinned("tp_comm_bits"), degrees.tp),
-        "grad_comm_bits": _bits(space.pinned("grad_comm_bits"), degrees.ranks),
-    }
+    options: dict[str, Sequence[Any]] = {"zero_stage": stages}
+    options["recompute"] = space.pinned("recompute") or RECOMPUTE
+    options["sequence_parallel"] = sequence_parallel
+    options["tp_comm_bits"] = _bits(space.pinned("tp_comm_bits"), degrees.tp)
+    options["grad_comm_bits"] = _bits(space.pinned("grad_comm_bits"), degrees.ranks)
     return options
 
 
