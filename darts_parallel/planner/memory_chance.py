@@ -374,11 +374,9 @@ def _simplest_rung(planned: Planned, chosen: Rung) -> list[Rung]:
     """Return the plan that is easiest to run of the plans that the model cannot tell from the chosen one."""
     asked = planned.asked
     result = planned.result
-    if asked is None or result is None or asked.simulated:
+    if asked is None or result is None or asked.simulated or asked.problem.config.unsolved:
         return []
     tight = asked.problem
-    if tight.config.unsolved:
-        return []
     limit = chosen.seconds * exp(posterior(tight).difference)
     known = [answer.plan for answer in planned.answers if answer.plan is not None]
     others = [plan for _, plan in result.alternatives]
@@ -398,9 +396,10 @@ def _safe_rungs(asked: Asked, chosen: Rung) -> list[Rung]:
 
     Uniform plans take a tenth of the seconds, so that one is known.
     """
-    kinds = dict.fromkeys(("uniform", asked.space_kind))
-    found = [_safe(asked.at(0.0), chosen, kind) for kind in kinds]
-    return sorted((rung for rung in found if rung is not None), key=lambda rung: rung.seconds)[:1]
+    found = [
+        _safe(asked.at(0.0), chosen, kind) for kind in dict.fromkeys(("uniform", asked.space_kind))
+    ]
+    return sorted(filter(None, found), key=lambda rung: rung.seconds)[:1]
 
 
 def _safe(asked: Asked, chosen: Rung, kind: str) -> Rung | None:
@@ -413,7 +412,7 @@ def _safe(asked: Asked, chosen: Rung, kind: str) -> Rung | None:
     problem = asked.problem
     distance = float(free_share(evaluate(chosen.plan, problem), problem.usable).min())
     chance = chosen.chance
-    wanted = SAFER * chosen.chance
+    wanted = SAFER * chance
     # as wide as the chosen plan's own error; from a chance of one half on the quantile is no width
     implied = distance / _quantile(min(chance, 0.49))
     spread = max(posterior(problem).residuals.memory, implied)

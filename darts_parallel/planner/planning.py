@@ -30,7 +30,7 @@ from darts_parallel.planner.prediction_intervals import out_of_memory
 from darts_parallel.planner.result import Planned
 from darts_parallel.planner.watcher import Watcher
 from darts_parallel.plans import read_plan
-from darts_parallel.problem import Problem, price_per_hour
+from darts_parallel.problem import Problem, price_per_hour, worth
 
 LATE_SHARE = 0.1
 """Share of `search.max_seconds` that a search with more memory left free has, however late it begins."""
@@ -62,10 +62,9 @@ def plan(
     except InfeasibleError as error:
         sentence = with_offers(str(error).removesuffix("."), problem, _within_chance)
         raise InfeasibleError(f"{sentence}.") from None
-    if found.warning:
-        warning = with_offers(found.warning, tightened(problem), _within_chance)
-        found = replace(found, warning=warning)
-    return found
+    if not found.warning:
+        return found
+    return replace(found, warning=with_offers(found.warning, tightened(problem), _within_chance))
 
 
 def _within_chance(
@@ -75,10 +74,10 @@ def _within_chance(
     asked = Asked.of(problem, None if problem.config.cost.knows_stages else ())
     search = partial(_searched, asked, rental, watcher or Watcher())
     limit = problem.config.search.max_seconds
-    began = time.monotonic()
+    deadline = time.monotonic() + limit
 
     def find(headroom: float) -> Planned:
-        left = limit - (time.monotonic() - began)
+        left = deadline - time.monotonic()
         return search(headroom, seconds=max(left, LATE_SHARE * limit))
 
     return within_chance(asked, find)
@@ -151,7 +150,8 @@ def _searched(
 def _simplified(result: SearchResult, session: Session) -> SearchResult:
     """Return the result as the plan within `search.tie` that is easiest to run, with plans next to it.
 
-    The plan of `search.method=exact` stays as fast as it is.
+    The plan of `search.method=exact` stays as fast as it is, and so does one whose easier form would
+    break the budget or the deadline.
     """
     asked = session.asked
     uniform = session.found.uniform_plans
@@ -165,9 +165,11 @@ def _simplified(result: SearchResult, session: Session) -> SearchResult:
     chosen = balance_stages(chosen, asked, tolerance)
     chosen = with_one_end(chosen, uniform, asked)
     chosen = recomputed_first(chosen, asked)
-    if chosen != result.plan:
-        result = replace(result, plan=chosen, iteration_time_s=asked.seconds(chosen))
-    near = islice(neighbours(chosen, asked.tables), NEIGHBOURS)
+    problem = asked.problem
+    seconds = asked.seconds(chosen)
+    if chosen != result.plan and worth(problem.config.objective, problem.cluster, seconds)[1]:
+        result = replace(result, plan=chosen, iteration_time_s=seconds)
+    near = islice(neighbours(result.plan, asked.tables), NEIGHBOURS)
     ranked = sorted({*result.alternatives, *near}, key=lambda entry: entry[0])
     return replace(result, alternatives=tuple(ranked))
 
@@ -175,14 +177,16 @@ def _simplified(result: SearchResult, session: Session) -> SearchResult:
 def _with_first_blocks(result: SearchResult, session: Session) -> SearchResult:
     """Return the result with the first blocks of stages recomputed, where that gains more than ties cost."""
     asked = session.asked
-    limit = result.iteration_time_s * (1.0 - asked.settings.tie)
-    found = first_blocks_plan(asked, limit)
+    found = first_blocks_plan(asked, result.iteration_time_s * (1.0 - asked.settings.tie))
     if found is None:
         return result
     uniform = (result.iteration_time_s, result.plan)
-    others = (uniform, *result.alternatives)
-    plan = found.to_plan(asked.tables)
-    return replace(result, plan=plan, iteration_time_s=found.time, alternatives=others)
+    return replace(
+        result,
+        plan=found.to_plan(asked.tables),
+        iteration_time_s=found.time,
+        alternatives=(uniform, *result.alternatives),
+    )
 
 
 def checked(result: SearchResult, session: Session) -> tuple[Verification, ...]:
@@ -192,13 +196,12 @@ def checked(result: SearchResult, session: Session) -> tuple[Verification, ...]:
         PlanError: the plan lies outside of its space.
     """
     space_kind = session.asked.space_kind
-    seconds = result.iteration_time_s
     if not result.plan.within(space_kind):
         raise PlanError(f"space={space_kind} must hold the plan that was found; try search=exact.")
     answers = []
     for answer in session.found.answers.values():
-        wrong = answer.space == space_kind and answer.contradicted(seconds)
-        answers.append((answer.withdrawn() if wrong else answer).with_gap(seconds))
+        wrong = answer.space == space_kind and answer.contradicted(result.iteration_time_s)
+        answers.append((answer.withdrawn() if wrong else answer).with_gap(result.iteration_time_s))
     return tuple(answers)
 
 

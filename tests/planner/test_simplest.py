@@ -22,6 +22,19 @@ JOB = [
 ]
 
 
+def test_no_simpler_plan_is_taken_that_breaks_the_deadline() -> None:
+    """The command refused the deadline by the seconds of the simpler plan, as those of the fastest."""
+    job = ["model=toy", "cluster=toy_mixed", "search.num_steps=5", "search.num_restarts=2"]
+    job += ["objective=cost_under_deadline", "objective.num_iterations=3600000", "search.tie=0.2"]
+    job += [f"cluster.nodes.{group}.price_per_hour_usd=1" for group in (0, 1)]
+    hours = {}
+    for limit in (2.0, 1.42):
+        found = plan(load_problem([*job, f"objective.deadline_hours={limit}"]))
+        assert found.result is not None
+        hours[limit] = 1000 * found.result.iteration_time_s
+    assert hours[1.42] < 1.42 < hours[2.0]
+
+
 @pytest.mark.parametrize("memory", [0.13, 0.15, 0.3])
 def test_a_simpler_plan_is_taken_within_the_tie_and_none_beyond_it(memory: float) -> None:
     problem = load_problem(
