@@ -8,7 +8,7 @@ seconds and chances that follow the limit. The plan of the descent, before the r
 be 1 % slower than at a stricter limit.
 """
 
-import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, product
@@ -122,11 +122,16 @@ def report(rows: Sequence[LimitRow]) -> str:
 
 def main() -> None:
     """Plan all problems, and write the page."""
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("job", nargs="*", help=f"of {', '.join(JOBS)}; all by default")
+    jobs = parser.parse_args().job
+    for name in {*jobs} - JOBS.keys():
+        parser.error(f"job={name} must be one of {', '.join(JOBS)}; try toy.")
     rows = []
-    for name, share in product(sys.argv[1:] or JOBS, SHARES):
+    for name, share in product(jobs or JOBS, SHARES):
         rows += rows_of_job(name, share)
         print(f"{name}, {share:g}", flush=True)
-    if sys.argv[1:]:
+    if jobs:
         print(report(rows))
         return
     question = "Is a plan never slower nor riskier where more risk is allowed?"
