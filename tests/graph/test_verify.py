@@ -203,6 +203,7 @@ def train_split(text: str, batch: int) -> list[float]:
     return differences
 
 
+@pytest.mark.slow
 def test_a_stack_that_tensor_parallelism_does_not_speed_up_has_an_answer(two: Workers) -> None:
     """Narrow blocks and a large batch: parts of the batch are faster, and their files train."""
     path, shapes = f"{HERE}:stack", [[4096, 64, WIDTH]]

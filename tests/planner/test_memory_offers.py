@@ -37,6 +37,7 @@ BOX = ("cluster=box", "gpu=rtx4090", "gpus=4", "nodes=1", "gbs=32", "seq=4096")
 @pytest.mark.parametrize(
     "job", [FULL, ("model=llama3_8b", *BOX, "trainer=deepspeed", *SHORT[:-1])], ids=["full", "box"]
 )
+@pytest.mark.slow
 def test_every_offer_has_the_seconds_and_the_chance_of_its_command(job: tuple[str, ...]) -> None:
     """The seconds of 8-bit Adam were of a plan above the limit, which the command does not choose."""
     with pytest.raises(InfeasibleError) as caught:
@@ -112,6 +113,7 @@ def test_the_fused_loss_is_offered_where_a_trainer_writes_it() -> None:
         assert "training.loss=fused" not in [words for words, _, _ in _changes(used)]
 
 
+@pytest.mark.slow
 def test_offers_of_simulated_pipelines_have_no_seconds() -> None:
     """Such a search takes more seconds than there are."""
     sentence = refused("cost.pipeline=simulated")

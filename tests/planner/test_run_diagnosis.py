@@ -62,6 +62,7 @@ def test_a_slow_network_is_among_the_explanations(problem: Problem, plan: Plan) 
     assert own.needed == pytest.approx(0.2 * own.value / 5.0, rel=0.05)
 
 
+@pytest.mark.slow
 def test_the_peak_of_one_rank_is_compared_with_the_stages_that_may_have_it() -> None:
     problem = load_problem(["model=llama3_8b", "cluster=h100_1x8", "training.global_batch_size=16"])
     strategy = LayerStrategy(1, 2, zero_stage=1)

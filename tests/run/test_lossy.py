@@ -69,6 +69,7 @@ BOTH = Plan(
 """Sums and gradients at 4 bits on four ranks, with recomputation."""
 
 
+@pytest.mark.slow
 def test_a_plan_of_few_bits_has_the_loss_and_gradients_of_its_virtual_ranks() -> None:
     with Workers(4, 120.0) as workers:
         for plan, overrides in ((MIXED, WIDE), (BOTH, (*LLAMA, *WIDE))):

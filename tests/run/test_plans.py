@@ -133,8 +133,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-    "devices",
-    [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow), 8],
+    "devices", [1, *(pytest.param(count, marks=pytest.mark.slow) for count in (2, 4, 8))]
 )
 def test_every_plan_computes_the_step_of_one_process_with_the_predicted_bytes(devices: int) -> None:
     cases = {name: case for name, (count, *case) in CASES.items() if count == devices}
