@@ -396,9 +396,8 @@ def _safe_rungs(asked: Asked, chosen: Rung) -> list[Rung]:
 
     Uniform plans take a tenth of the seconds, so that one is known.
     """
-    found = [
-        _safe(asked.at(0.0), chosen, kind) for kind in dict.fromkeys(("uniform", asked.space_kind))
-    ]
+    kinds = dict.fromkeys(("uniform", asked.space_kind))
+    found = [_safe(asked.at(0.0), chosen, kind) for kind in kinds]
     return sorted(filter(None, found), key=lambda rung: rung.seconds)[:1]
 
 

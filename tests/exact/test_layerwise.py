@@ -136,6 +136,18 @@ def test_pareto_keeps_a_dominator_of_everything_it_drops(
     assert not any(dominated(row, kept[kept != row]) for row in kept.tolist())
 
 
+def test_compiled_code_keeps_the_same_labels_in_the_same_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(3)
+    values = rng.random((900, 3))
+    keys = rng.integers(0, 4, 900)
+    offsets = 0.1 * (1.0 - np.eye(4))
+    slow = pareto(values, keys, offsets)
+    monkeypatch.setattr("darts_parallel.exact._pareto.MANY", 0)
+    assert pareto(values, keys, offsets).tolist() == slow.tolist()
+
+
 def test_a_time_that_is_over_leaves_the_uniform_plan() -> None:
     tables = [random_table(0, tightness=2.0)]
     uniform = find_uniform_plan(tables)
