@@ -319,6 +319,7 @@ def test_layer_by_layer_seconds_and_the_front_are_those_of_all_jobs(tmp_path: Pa
     found = design_dict(design, answer, plans)
     assert found["layerwise_iteration_time_s"] == pytest.approx(2.0**0.25 * 16.0**0.75)
     assert (found["plan"], found["fixed"]) == ("plan.json", design.options[0].fixed)
+    assert (found["design"], found["unit"]) == ("mine", TOY["unit"])
 
 
 def test_the_least_budget_for_a_target(solved: tuple[Designer, Answer]) -> None:

@@ -11,7 +11,14 @@ from darts_parallel.plans.degrees import (
     tensor_degrees,
     virtual_stage_counts,
 )
-from darts_parallel.plans.space import ScheduleChoice, left_out, outer_spaces, schedule_choices
+from darts_parallel.plans.space import (
+    ScheduleChoice,
+    left_out,
+    micro_batch_legal,
+    outer_spaces,
+    schedule_choices,
+)
+from darts_parallel.plans.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem, load_problem
 
 TOY = ["model=toy", "cluster=toy", "training=toy"]
@@ -75,6 +82,16 @@ def test_a_pinned_value_is_kept(pin: str, check) -> None:  # type: ignore[no-unt
     spaces = outer_spaces(toy(pin))
     assert spaces
     assert all(check(s.pp, m, c) for s in spaces for m in s.num_micro_batches for c in s.choices)
+
+
+def test_a_micro_batch_is_whole_and_of_a_pinned_size() -> None:
+    free = toy().config.space
+    pinned = toy("space.micro_batch_size=[2,3]").config.space
+    for batch, count, dp in product(range(1, 13), range(1, 5), range(1, 5)):
+        sizes = {size for size in range(1, 13) if size * count * dp == batch}
+        choice = LayerStrategy(1, dp)
+        assert micro_batch_legal(free, batch, count, choice) == bool(sizes)
+        assert micro_batch_legal(pinned, batch, count, choice) == bool(sizes & {2, 3})
 
 
 def test_tensor_degrees_divide_kv_heads_and_stay_inside_a_node() -> None:

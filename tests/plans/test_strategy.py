@@ -101,6 +101,18 @@ def test_a_wrong_field_is_named(
         assert re.search(r"stages\[0\]\.ranks.*try 0 to 3", said)
 
 
+@pytest.mark.parametrize(("cp", "product"), [(1, "tp(2) * dp(2)"), (2, "tp(2) * cp(2) * dp(2)")])
+def test_the_message_about_wrong_ranks_names_their_product(
+    toy_problem: Problem, cp: int, product: str
+) -> None:
+    data = replace(plan_of(), cp=cp).to_dict(names(toy_problem), range(8 * cp))
+    data["stages"][1]["ranks"] = [0]
+    with pytest.raises(PlanError) as caught:
+        Plan.from_dict(data)
+    assert f"must be the {product} devices of the stage" in str(caught.value)
+    assert str(caught.value).endswith(f"try {4 * cp} to {8 * cp - 1}.")
+
+
 def test_a_plan_of_an_asynchronous_pipeline_is_refused(toy_problem: Problem) -> None:
     data = plan_of().to_dict(names(toy_problem), range(8))
     assert Plan.from_dict(data | {"asynchronous": None}) == plan_of()
