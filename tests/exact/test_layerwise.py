@@ -167,6 +167,12 @@ def test_seconds_that_are_paid_once_count_as_they_cost(seed: int) -> None:
     assert_same_optimum([replace(table, per_iteration=once)], "layerwise")
 
 
+@pytest.mark.parametrize("seed", [10, 15, 20, 21])
+def test_a_slow_boundary_counts_before_and_after_a_stage(seed: int) -> None:
+    table = random_table(seed, pp=3, num_choices=4, num_layouts=3, num_outer=1, tightness=2.0)
+    assert_same_optimum([replace(table, p2p=6.0 * table.p2p)], "layerwise")
+
+
 def test_strategies_are_compared_within_their_layout() -> None:
     values = np.array([[2.0, 2.0], [1.0, 1.0], [3.0, 0.5], [5.0, 5.0]])
     assert pareto_by_layout(values, np.array([0, 0, 0, 1])).tolist() == [1, 2, 3]
