@@ -51,6 +51,15 @@ def test_a_step_of_zero_3_copies_the_gradients_of_a_sub_group() -> None:
         assert evaluate(divided, fact) == evaluate(divided, problem)
 
 
+@pytest.mark.parametrize("zero_stage", range(4))
+def test_one_ring_between_nodes_slows_zero_3_alone(zero_stage: int) -> None:
+    problem, plan = job("toy")
+    plan = replace(plan, layers=tuple(replace(s, zero_stage=zero_stage) for s in plan.layers))
+    usual = evaluate(plan, problem).iteration_time_s
+    ring = evaluate(plan, with_fact(problem, single_ring=True)).iteration_time_s
+    assert ring > 1.01 * usual if zero_stage == 3 else ring == usual
+
+
 @pytest.mark.parametrize("zero_stage", [2, 3])
 def test_logits_of_hugging_face_fill_the_gpu_at_four_context_ranks(zero_stage: int) -> None:
     """InternLM/xtuner#755: 4 ranks a sequence of 131,072 tokens ran out of 80 GB, 8 ran."""
