@@ -19,7 +19,7 @@ from darts_parallel.graph._prices import product_shape
 from darts_parallel.graph._programme import GraphProgramme
 from darts_parallel.graph._rules import splits, unknown_operators
 from darts_parallel.graph._space import GraphSpace
-from darts_parallel.graph._states import axis_moves
+from darts_parallel.graph._states import PARTIAL, axis_moves, shard
 from darts_parallel.graph.capture import capture_module, make_inputs
 from darts_parallel.graph.command import run_request
 from darts_parallel.graph.descent import DescentAnswer, descend
@@ -226,6 +226,19 @@ def test_sums_go_through_a_quotient_that_is_not_rounded(rounding: str | None, li
     graph = on_meta(Quotient, [4, 8], [4, 8])
     (op,) = graph.of_kind("div")
     assert ("partial" in {one.label for one in splits(op, graph, 2)}) == linear
+
+
+@pytest.mark.parametrize(("reduction", "partial"), [("sum", True), ("mean", True), ("amax", False)])
+def test_ranks_with_a_part_of_a_sum_hold_partial_sums(reduction: str, partial: bool) -> None:
+    class Reduced(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return getattr(torch, reduction)(x, 1)
+
+    graph = on_meta(Reduced, [4, 8])
+    (op,) = graph.of_kind(reduction)
+    made = {one.inputs: one.outputs for one in splits(op, graph, 2)}
+    assert made[(shard(0),)] == (shard(0),)
+    assert made.get((shard(1),)) == ((PARTIAL,) if partial else None)
 
 
 def test_an_operator_without_a_rule_is_replicated_and_reported() -> None:
