@@ -188,8 +188,6 @@ class Prices:
         training: bool = True,
     ) -> float:
         """Return the seconds of an operator on a rank, forward and where it is `training` backward."""
-        if op.op in FREE:
-            return 0.0
         gradients = self.graph.gradients(op.inputs) if training else 0
         if op.op in PRODUCTS and len(inputs) >= 2:
             first = 1 if op.op in ("addmm", "baddbmm") else 0
