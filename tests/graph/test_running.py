@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from darts_parallel.graph._parts import own_rows
+from darts_parallel.graph._parts import own_head, own_rows
 from darts_parallel.graph.execute import plan_script
 from darts_parallel.graph.plan import GraphPlan
 from darts_parallel.graph.verify import Made
 from darts_parallel.run.workers import Workers
 from tests.fuzz.splits import judge
-from tests.graph.running import check_file, plan_made
+from tests.graph.running import check_file, forced_plans, on_meta, plan_made
 from tests.graph.test_rediscovery import Ends, GroupedExperts, PlainBlock, QueryAttention
 
 
@@ -248,12 +248,35 @@ class _Rank:
     def get_local_rank(self, axis: int) -> int:
         return self.rank
 
+    def size(self, axis: int) -> int:
+        return 4
+
 
 def test_ranks_look_up_every_row_once() -> None:
     table = torch.randn(8, 3)
     index = torch.arange(8).flip(0)
     parts = [own_rows(_Rank(k), 0, part, index) for k, part in enumerate(table.chunk(2))]  # type: ignore[arg-type]
     assert torch.equal(parts[0] + parts[1], table[index])
+
+
+class Grouped(nn.Module):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+@pytest.mark.parametrize(("heads", "shared"), [(1, True), (2, True), (4, False)])
+def test_ranks_that_share_key_value_heads_take_their_own(heads: int, shared: bool) -> None:
+    shapes = (1, 8, 4, 16), (1, heads, 4, 16), (1, heads, 4, 16)
+    plans = forced_plans(on_meta(Grouped, *shapes), 4)
+    (text,) = (one.text for one in plans if "('heads',)" in one.label)
+    assert text.count("own_head(mesh, 0, ") == 2 * shared
+    if shared:
+        q, *others = map(torch.randn, shapes)
+        parts = [
+            Grouped()(part, *(own_head(_Rank(rank), 0, one) for one in others))  # type: ignore[arg-type]
+            for rank, part in enumerate(q.chunk(4, 1))
+        ]
+        assert torch.allclose(torch.cat(parts, 1), Grouped()(q, *others), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["embedding", "cross_entropy"])
