@@ -9,7 +9,13 @@ import pytest
 from darts_parallel import evaluate, load_problem, plan
 from darts_parallel.cost.table import build_tables
 from darts_parallel.planner._session import Asked
-from darts_parallel.planner._simplest import neighbours, recomputed_first, simplest_within
+from darts_parallel.planner._simplest import (
+    neighbours,
+    recomputed_first,
+    simplest_within,
+    with_one_end,
+)
+from darts_parallel.plans import LayerStrategy, Plan
 
 JOB = [
     "model=toy",
@@ -79,6 +85,23 @@ def test_recomputed_layers_come_first_in_a_stage_at_equal_cost() -> None:
         assert blocks == sorted(blocks, reverse=True)
     counts = [[own.recompute for own in one.layers].count("full") for one in (mixed, ordered)]
     assert counts[0] == counts[1]
+
+
+def test_ends_share_the_fastest_strategy_where_a_trainer_wants_one() -> None:
+    problem = load_problem(JOB)
+    asked = Asked.of(problem, tables=())
+    narrow, wide, slow = LayerStrategy(1, 4), LayerStrategy(2, 2), LayerStrategy(1, 4, 3, "full")
+    mixed = Plan(4, (0, 3, 7), (narrow, narrow, wide, slow, wide, narrow, wide))
+    assert with_one_end(mixed, [], asked) is mixed
+    asked = replace(asked, blocks=tuple(layer.recomputable for layer in problem.model.layers))
+    same = [
+        replace(mixed, layers=(end, *mixed.layers[1:5], end, end)) for end in (narrow, wide, slow)
+    ]
+    seconds = [evaluate(own, problem).iteration_time_s for own in same]
+    assert with_one_end(mixed, [], asked) == same[seconds.index(min(seconds))]
+    other = replace(mixed, layers=(narrow,) * 7)
+    assert evaluate(other, problem).iteration_time_s < min(seconds) < max(seconds)
+    assert with_one_end(mixed, [other], asked) == other
 
 
 CHUNKS = [*JOB, "model.num_layers=8", "space.virtual_stages=2", "space.zero_stage=[0,1]"]
