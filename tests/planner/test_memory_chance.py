@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count, pairwise, product
 from math import exp
+from statistics import NormalDist
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from darts_parallel.planner.memory_chance import (
     SURE,
     always_fits,
     ladder,
+    looser_levels,
     tightened,
 )
 from darts_parallel.planner.planning import plan, plan_at_limits
@@ -234,6 +236,28 @@ def test_a_search_without_time_is_followed_by_that_of_the_limit() -> None:
 
     memory_chance.within_chance(Asked.of(problem, ()), find)
     assert asked == [0.0, tightened(problem).headroom]
+
+
+def test_where_no_plan_fits_in_all_memory_one_search_says_so() -> None:
+    asked = []
+
+    def find(headroom: float) -> Planned:
+        asked.append(headroom)
+        raise InfeasibleError("no plan fits")
+
+    with pytest.raises(InfeasibleError, match="no plan fits"):
+        memory_chance.within_chance(Asked.of(tight_toy(0.104), ()), find)
+    assert asked == [0.0]
+
+
+def test_looser_levels_leave_free_what_the_residual_error_asks_for() -> None:
+    problem = tight_toy(0.2, "space.out_of_memory=0.1")
+    free = [own.problem.headroom for own in looser_levels(Asked.of(problem, ()))]
+    assert free == sorted(set(free))
+    assert len(free) > 1
+    distance = -NormalDist().inv_cdf(0.1) * posterior(problem).residuals.memory
+    assert free[0] / (1.0 - free[0]) == pytest.approx(distance)
+    assert free[-1] < tightened(problem).headroom
 
 
 def test_all_headrooms_share_the_seconds_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
