@@ -29,7 +29,7 @@ from darts_parallel.planner.memory_chance import (
     tightened,
 )
 from darts_parallel.planner.planning import plan, plan_at_limits
-from darts_parallel.planner.prediction_intervals import any_above, out_of_memory
+from darts_parallel.planner.prediction_intervals import any_above, free_share, out_of_memory
 from darts_parallel.planner.result import Planned, Rung
 from darts_parallel.planner.watcher import Watcher
 from darts_parallel.plans import LayerStrategy, Plan
@@ -415,6 +415,30 @@ def test_a_safe_plan_halves_the_chance_and_sure_ones_have_none(
     problem = load_problem(["model=gpt2_xl", "cluster=a100_80_8x8", "search=exact"])
     names = [rung.name for rung in ladder(plan(problem))]
     assert [name for name in names if name != "simplest"] == ["chosen"]
+
+
+@pytest.mark.parametrize(("gib", "own_error_is_wider"), [(0.107, False), (0.5, True)])
+def test_a_safe_plan_is_first_looked_for_where_the_wider_error_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch, gib: float, own_error_is_wider: bool
+) -> None:
+    problem = tight_toy(gib)
+    strategy = LayerStrategy(1, 8)
+    own = Plan(1, (0, problem.num_layers), (strategy,) * problem.num_layers)
+    free = float(free_share(evaluate(own, problem), problem.usable).min())
+    headrooms = []
+
+    def answered(question: Asked, *more: object) -> None:
+        headrooms.append(question.problem.headroom)
+
+    monkeypatch.setattr(memory_chance, "_answered", answered)
+    monkeypatch.setattr(memory_chance, "_rung", lambda *given: None)
+    chosen = Rung("chosen", own, 1.0, 0.1)
+    assert memory_chance._safe(Asked.of(problem, ()), chosen, "uniform") is None
+    before, after = (-NormalDist().inv_cdf(chance) for chance in (0.1, 0.1 * SAFER))
+    residual = posterior(problem).residuals.memory
+    assert (free / before > residual) == own_error_is_wider
+    distance = free + (after - before) * max(residual, free / before)
+    assert headrooms == [pytest.approx(distance / (1.0 + distance))]
 
 
 def test_the_safe_plan_may_be_a_split_of_equal_seconds() -> None:
