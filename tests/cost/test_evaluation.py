@@ -8,6 +8,7 @@ import torch
 from darts_parallel import evaluate, load_problem
 from darts_parallel.cost import build_tables, evaluate_batch, even_uniform_plans, hard_plan
 from darts_parallel.exact import find_uniform_plan
+from darts_parallel.plans import LayerStrategy, Plan
 from tests.support.random_plans import random_plans
 
 
@@ -51,6 +52,16 @@ def test_a_plan_costs_the_same_read_from_the_tables_of_its_space(job: list[str])
             for name, value in vars(alone).items():
                 torch.testing.assert_close(getattr(cost, name), value, rtol=1e-12, atol=0.0)
     assert read > 0
+
+
+@pytest.mark.parametrize("peak", ["1e-6", "1e-3", "1e3"])
+def test_a_single_stage_of_one_strategy_has_no_seconds_between_layers(peak: str) -> None:
+    overrides = ["model=toy", "training=toy", "cluster=toy"]
+    problem = load_problem([*overrides, f"cluster.devices.toy.peak_TFLOPs.bf16={peak}"])
+    for strategy in (LayerStrategy(1, 8), LayerStrategy(2, 4, 1, "selective", True)):
+        layers = problem.num_layers
+        plan = Plan(2, (0, layers), (strategy,) * layers)
+        assert evaluate(plan, problem).breakdown_s["p2p_and_resharding"] == 0.0
 
 
 def test_a_plan_fits_only_if_every_kind_of_stage_runs_its_strategies() -> None:
