@@ -205,7 +205,7 @@ class OrderProblem:
         return fastest(found)
 
     def _rule_orders(self, name: str, first: Indices, choices: Indices) -> list[Order]:
-        """Return a rule's order, as it is and with split backward passes."""
+        """Return a rule's order, as it is and with split backward passes, each made to fit."""
         rule = find(name)
         if not self._applies(rule):
             return []
@@ -216,7 +216,8 @@ class OrderProblem:
         passes = find(code).orders(pp, count, chunks)
         found = []
         for split in (rule.split, True):
-            found.append(self.order(passes, first, choices, split))
+            order = self.order(passes, first, choices, split)
+            found.append(order if order.seconds < np.inf else self._made_to_fit(order))
         return found
 
     def _applies(self, rule: Schedule) -> bool:
@@ -228,6 +229,43 @@ class OrderProblem:
         chunks_refused = rule.chunk_refusal(table.virtual_stages)
         count_refused = rule.count_refusal(table.pp, self.figures[0].batches)
         return chunks_refused is None and count_refused is None
+
+    def _made_to_fit(self, order: Order) -> Order:
+        """Return the order where layers of full devices take strategies that hold fewer bytes.
+
+        One layer changes at a time, the one that saves most. Where no layer of a full device saves
+        anything, the order stays as it is and does not fit.
+        """
+        if self.space_kind != "layerwise":
+            return order
+        figures = self.figures[order.split]
+        layers = np.arange(self.table.num_layers)
+        stage = np.searchsorted(order.first, layers, side="right") - 1
+        device = figures.stage_device[stage]
+        legal = figures.legal[figures.stage_kind[stage]]
+        held = np.where(legal, figures.before + figures.between, np.inf)
+        lightest = held.argmin(1)
+        choices = order.choices.copy()
+        lighter = replace(order, choices=choices)
+        while True:
+            full = self._full_device(lighter)
+            if full is None:
+                return self.timed(lighter)
+            saved = held[layers, choices] - held[layers, lightest]
+            saved[device != full] = 0.0
+            layer = saved.argmax()
+            if saved[layer] <= 0.0:
+                return order
+            choices[layer] = lightest[layer]
+
+    def _full_device(self, order: Order) -> int | None:
+        """Return the first device without room for an order; None where all have it."""
+        stages, _ = self.stages(order)
+        for device, length in enumerate(order.lengths):
+            word = order.words[device, :length]
+            if not self.kernel.fits(word, stages.more, stages.room[device]):
+                return device
+        return None
 
     def heuristic(self, first: Indices, choices: Indices) -> list[Order]:
         """Return the orders of `_order_kernel.dispatch` under all its policies that can run."""

@@ -84,6 +84,44 @@ def test_kernels_and_simulation_agree_on_seconds_and_on_what_fits(schedule: str,
         )
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_rules_order_that_does_not_fit_begins_with_lighter_layers(seed: int) -> None:
+    table = free_table(seed, "v_half", 3, 6)
+    assert table.before is not None
+    # the last strategy holds nothing, and no layer may take it
+    legal = torch.arange(len(table.choices)) < len(table.choices) - 1
+    before = table.before * legal
+    table = replace(
+        table,
+        allowed=legal.expand_as(table.allowed),
+        kind_allowed=None,
+        static=0 * table.static,
+        working=0 * table.working,
+        for_weights=0.5 * before,
+        activation=before,
+        before=before,
+    )
+    code = find("v_half").code(3, 6, 2)
+    even = torch.arange(6) * table.num_layers // 6
+    lightest, heaviest = before[0, :, legal].argmin(1), before[0].argmax(1)
+    light = HardPlans(torch.zeros(1, dtype=torch.long), lightest[None], even[None])
+    heavy = replace(light, choices=heaviest[None])
+    by_order = table.with_order(0, code)
+    roomy = replace(by_order, capacity=torch.full_like(by_order.capacity, 1e18))
+    least, most = (evaluate_batch(roomy, plan).memory[0] * (1 + 1e-6) for plan in (light, heavy))
+    # the first device has room for all strategies, the others for the lightest alone
+    capacity = torch.cat([most[:1], least[1:]])
+    problem = OrderProblem(replace(table, capacity=capacity), 0, "layerwise")
+    starts = [order for order in problem.starts(heavy) if problem.code(order) == code]
+    device = table.stage_device[heavy.stages()[0]]
+    wanted = torch.where(device == 0, heaviest, lightest)
+    assert starts
+    assert all(order.choices.tolist() == wanted.tolist() for order in starts)
+    for space, room in (("layerwise", 0.99 * least), ("uniform", capacity)):
+        full = OrderProblem(replace(table, capacity=room), 0, space)
+        assert all(full.code(order) != code for order in full.starts(heavy))
+
+
 @pytest.mark.parametrize(("pp", "rule", "least"), [(4, 30, 27), (8, 62, 55)])
 def test_the_search_closes_the_gap_of_zb_v_where_micro_batches_are_few(
     pp: int, rule: int, least: int
