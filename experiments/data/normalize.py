@@ -39,33 +39,7 @@ from experiments.data.table import (
     word_tables,
 )
 
-STATED = (
-    "dp",
-    "micro_batch",
-    "num_microbatches",
-    "global_batch",
-    "heads",
-    "vocab",
-    "zero",
-    "recompute",
-    "sequence_parallel",
-    "precision",
-)
-"""Cells whose absence a run's note tells."""
 SECONDS = ("iteration_s", "tokens_per_s_per_gpu", "samples_per_s")
-EXPERT_CELLS = {
-    "num_experts": "n_experts",
-    "moe_router_topk": "top_k",
-    "moe_ffn_hidden_size": "moe_ffn",
-}
-OWN_CELLS = {
-    "num_layers": "layers",
-    "hidden_size": "hidden",
-    "num_heads": "heads",
-    "vocab_size": "vocab",
-}
-"""Cells without which a mixture of no public name has no sizes."""
-SIZE_CELLS = {cell: key for key, cell in OWN_CELLS.items()} | {"ffn": "ffn_hidden_size"}
 MOST_SHARED = 16
 """Up to this a cell counts shared experts, as wide as the routed ones; above it is their width."""
 HEAD_SIZE = 128
@@ -74,14 +48,6 @@ LORA_RANK = 16
 LORA_TARGETS = ("linear_qkv",)
 """Modules with adapters in NeMo 2's performance recipes
 (`finetune_recipe(peft_scheme="lora", performance_mode=True)`)."""
-ADAPTERS = ("lora_rank", "lora_targets", "lora_dropout", "frozen_bits")
-CHECKPOINTS = ("cpu_checkpointing", "partition_activations")
-FLAGS = ("tp_comm_overlap", "compiled", "dropout", *CHECKPOINTS)
-RECIPES = ("recompute", "recompute_modules", "zero_stage", "shard_size")
-"""Facts of a plan that a recipe says where the cells leave them out."""
-SWITCHES = ("attention_kernel", *FLAGS, "loss", "optimizer", "host_GiB", *ADAPTERS, *RECIPES)
-"""Keys of `training` that a row or a recipe says, and facts of its model (dropout), plan (DeepSpeed's
-activation checkpointing) and machine."""
 TORCHTITAN_SEQ_LEN = 4096
 """Tokens of torchtitan's Qwen3-30B-A3B: its FLOP/s over its tokens/s say so, too, by its own formula."""
 TORCHTITAN_RECOMPUTE = "selective: layernorm moe"
@@ -132,7 +98,8 @@ def _is_mixture(row: TableRow) -> bool:
 
 
 def _note(row: TableRow) -> str:
-    absent = [key for key in STATED if re.match(r"(not stated.*|unknown.*)?$", row.words(key))]
+    stated = word_tables()["stated"]
+    absent = [key for key in stated if re.match(r"(not stated.*|unknown.*)?$", row.words(key))]
     origin = next((key for key in (*SECONDS, "mfu_pct") if row.text(key)), "iteration_s")
     told = [NOT_PRINTED + " ".join(absent)] if absent else []
     if origin != "iteration_s":
@@ -187,9 +154,9 @@ def _numbers(row: TableRow, framework: Entry) -> Fields:
     }
 
 
-def _switch_cell(row: TableRow, key: str) -> Any:
+def _switch_cell(row: TableRow, key: str, kind: str) -> Any:
     """Read the cell of a switch: a flag, a number, a name or names."""
-    if key in FLAGS:
+    if kind == "flag":
         return _stated(row, key, False)
     value: Any = yaml.safe_load(row.words(key))  # type: ignore[no-untyped-call]
     return value.split() if key == "lora_targets" else value
@@ -211,11 +178,11 @@ def _switches(row: TableRow, framework: Entry) -> Fields:
     origin = {}
     named = replace(row, cells=row.cells | {"framework": framework["name"]})
     lora = row.says("lora")
-    for key in SWITCHES:
-        if key in ADAPTERS and not lora:
+    for key, kind in word_tables()["switch_cells"].items():
+        if kind == "adapter" and not lora:
             continue
-        if row.text(key) and key not in RECIPES:
-            known[key] = _switch_cell(row, key)
+        if row.text(key) and kind != "recipe":
+            known[key] = _switch_cell(row, key, kind)
             origin[key] = "printed"
         for entry in word_tables()["switches"]:
             if key in entry["set"] and key not in known and named.matches(entry["when"]):
@@ -253,7 +220,7 @@ def _known_sizes(row: TableRow) -> Sizes | None:
         return None
     if not sizes:
         return None
-    for key, cell in EXPERT_CELLS.items():
+    for cell, key in word_tables()["expert_cells"].items():
         sizes[key] = row.count(cell) or sizes.get(key)
     sizes["moe_expert_capacity_factor"] = 1.0 if row.says("token_drop") else None
     if layers and layers != sizes["num_layers"]:
@@ -284,21 +251,11 @@ def _dense_layers(row: TableRow) -> int:
     return int(dense) if dense.isdigit() else 0
 
 
-LLAMA_LIKE: Sizes = {
-    "gated_mlp": True,
-    "tie_embeddings": False,
-    "learned_positions": False,
-    "dropout": False,
-    "linear_bias": False,
-    "norm_bias": False,
-}
-"""Facts of a block without a public name."""
-
-
 def _own_sizes(row: TableRow) -> Sizes:
     """Read the sizes of a mixture without a public name, from the cells that a Llama-like block needs."""
-    cells = EXPERT_CELLS | OWN_CELLS
-    found: Sizes = {key: row.count(cell) for key, cell in cells.items()}
+    tables = word_tables()
+    cells = tables["expert_cells"] | tables["size_cells"]
+    found: Sizes = {key: row.count(cell) for cell, key in cells.items()}
     if None in found.values() or found["num_experts"] < 2:
         return {}
     width = found["moe_ffn_hidden_size"]
@@ -309,13 +266,13 @@ def _own_sizes(row: TableRow) -> Sizes:
     found["ffn_hidden_size"] = row.count("ffn") or width
     found["moe_shared_expert_intermediate_size"] = shared or None
     found["first_k_dense_replace"] = _dense_layers(row)
-    return found | LLAMA_LIKE
+    return found | tables["unnamed_block"]
 
 
 def _complete(row: TableRow, sizes: Sizes) -> TableRow:
     """Fill the cells of a mixture's row by its public configuration and its source's defaults."""
     cells = dict(row.cells)
-    for cell, key in SIZE_CELLS.items():
+    for cell, key in (*word_tables()["size_cells"].items(), ("ffn", "ffn_hidden_size")):
         if row.count(cell) is None:
             cells[cell] = str(sizes[key])
     cells["kv_heads"] = str(sizes.get("num_kv_heads") or sizes["num_heads"])
@@ -323,47 +280,45 @@ def _complete(row: TableRow, sizes: Sizes) -> TableRow:
         cells["precision"] = "mxfp8"
     if row.says("fsdp"):
         cells["zero"] = "3"  # the column says it of all rows of the table at once
-    cells |= _completed_batch(row, cells)
+    cells |= _completed_batch(row)
     pp = row.count("pp") or 1
     if row.says("folding") and not row.text("vpp_chunks"):
-        chunks = max(sizes["num_layers"] // pp, 1)
-        cells["vpp_chunks"] = str(chunks) if pp > 1 else "1"
+        cells["vpp_chunks"] = str(sizes["num_layers"] // pp)
+    filled = replace(row, cells=cells)
     rate = None if any(row.number(key) for key in SECONDS) else _flops_per_gpu(row)
     if rate:
-        filled = replace(row, cells=cells)
         flops = _model_flops(filled, sizes)
-        cells["iteration_s"] = repr(flops / (rate * filled.require("n_gpus")))
-    return replace(row, cells=cells)
+        cells["iteration_s"] = repr(flops / (rate * row.require("n_gpus")))
+    return filled
 
 
-def _completed_batch(row: TableRow, cells: dict[str, str]) -> dict[str, str]:
-    """Fill the data-parallel degree, the micro-batches, the batch and torchtitan's defaults."""
+def _completed_batch(row: TableRow) -> dict[str, str]:
+    """Fill the data-parallel degree, the micro-batches, the batch and torchtitan's defaults.
+
+    Some releases print the data-parallel degree beyond ep: it is what the other degrees leave of the GPUs.
+    """
+    filled = {}
+    dp = row.count("dp") or 0
+    gpus = row.count("n_gpus") or 0
+    replicas, rest = divmod(gpus, _product(row, "tp", "pp", "cp"))
+    if replicas and not rest:
+        dp = replicas
+        filled["dp"] = str(dp)
     batch = row.count("global_batch")
     micro = row.count("micro_batch")
-    dp = _completed_dp(row)
-    filled = {"dp": dp} if dp else {}
     if batch:
-        step = (micro or 0) * (int(dp) if dp.isdigit() else 0)
+        step = (micro or 0) * dp
         if step and batch % step == 0:
             filled["num_microbatches"] = str(batch // step)
         return filled
     if row.says("torchtitan") and micro:
-        filled["seq_len"] = cells.get("seq_len") or str(TORCHTITAN_SEQ_LEN)
+        filled["seq_len"] = row.text("seq_len") or str(TORCHTITAN_SEQ_LEN)
         filled["num_microbatches"] = "1"
-        filled["recompute"] = cells.get("recompute") or TORCHTITAN_RECOMPUTE
+        filled["recompute"] = row.text("recompute") or TORCHTITAN_RECOMPUTE
     implied = re.search(r"global batch (\d+) implied", row.words("notes"))
     if implied:
         filled["global_batch"] = implied[1]
     return filled
-
-
-def _completed_dp(row: TableRow) -> str:
-    """Divide the GPUs by the other degrees: some releases print the degree beyond ep."""
-    stage = _product(row, "tp", "pp", "cp")
-    gpus = row.count("n_gpus")
-    if gpus and gpus % stage == 0:
-        return str(gpus // stage)
-    return row.text("dp")
 
 
 def _flops_per_gpu(row: TableRow) -> float | None:
@@ -372,9 +327,7 @@ def _flops_per_gpu(row: TableRow) -> float | None:
     if share:
         return share / 100 * MFU_PEAK
     rate = row.number("tflops_per_gpu")
-    if rate is None or not row.says("folding"):
-        return None
-    return rate * 1e12
+    return rate * 1e12 if rate and row.says("folding") else None
 
 
 def _model_flops(row: TableRow, sizes: Sizes) -> float:
@@ -519,7 +472,7 @@ def _batch(row: TableRow, framework: Entry, degrees: Fields) -> Fields:
         if count is None:
             torchtitan = framework["name"].startswith("torchtitan") and pp > 1
             count = pp if torchtitan else batch // dp
-        micro = max(batch // (dp * (count or 1)), 1)
+        micro = max(batch // (dp * count), 1)
     elif count is None:
         count = max(batch // (dp * micro), 1)
     if dp * micro * count != batch:
@@ -583,7 +536,7 @@ def _blocks(
     if counts is None and chunks == 1:
         counts = _printed_stages(row, layers, pp)
     if counts is None:
-        counts = _even_blocks(row, layers, stages, pp)
+        counts = _even_blocks(row, layers, stages)
     if min(counts) < 0 or 0 in counts[1:-1]:
         raise RowError(f"a stage without layers: {' '.join(map(str, counts))} blocks per stage")
     return tuple(counts)
@@ -611,14 +564,9 @@ def _layout_blocks(row: TableRow, layers: int, stages: int) -> list[int] | None:
     return printed if len(printed) == stages and sum(printed) == layers else None
 
 
-def _even_blocks(
-    row: TableRow,
-    layers: int,
-    stages: int,
-    pp: int,
-) -> list[int]:
+def _even_blocks(row: TableRow, layers: int, stages: int) -> list[int]:
     """Count blocks of equal stages, the first ones larger; embedding and head may count as a layer each."""
-    uneven = layers % stages and (layers + 2) % stages == 0 and pp > 1
+    uneven = layers % stages and (layers + 2) % stages == 0
     ends = "type:transformer|embedding" in row.text("notes") or uneven
     total = layers + (2 if ends else 0)
     counts = [total // stages + (stage < total % stages) for stage in range(stages)]
@@ -660,47 +608,20 @@ def _hardware(row: TableRow, gpus: int, gpus_per_node: int) -> Fields:
         RowError: no known GPU, or kinds whose numbers do not add up.
     """
     used = next(n for n in range(min(gpus, gpus_per_node), 0, -1) if gpus % n == 0)
-    kinds = _several(row, gpus, gpus_per_node)
-    if not kinds:
-        kinds = [_only_kind(row, gpus // used, gpus_per_node)]
+    several = _several(row, gpus, gpus_per_node) or [CountedGpu(gpus // used, _only_gpu(row))]
+    kinds = [_kind_of(row, entry, gpus_per_node) for entry in several]
     columns = zip(NodeKind._fields, zip(*kinds, strict=True), strict=True)
     return {"gpus": gpus, "gpus_per_node": used, **dict(columns)}
 
 
-def _only_kind(row: TableRow, nodes: int, gpus_per_node: int) -> NodeKind:
+def _only_gpu(row: TableRow) -> Entry:
     gpu = first("gpus", row.words("gpu").replace("_", " "))
     if not row.text("gpu"):
         raise RowError("gpu is missing")
     if gpu is None:
         known = sorted({entry["device"] for entry in word_tables()["gpus"]})
         raise RowError(f"gpu={row.text('gpu')} is unknown; known: {', '.join(known)}")
-    link = gpu["link"]
-    rate = gpu["inside"]
-    inside = re.search(rf"inside\s+{RATE}", row.words("notes", "source"))
-    if inside:
-        # a stated rate inside a node is that of the one host bridge or network that all GPUs share
-        link = "pcie"
-        rate = min(float(inside[1]) / 8.0, rate)
-    return NodeKind(nodes, gpu["device"], link, rate, *_network(row, gpus_per_node, gpu))
-
-
-def _several(row: TableRow, gpus: int, gpus_per_node: int) -> list[NodeKind]:
-    """Find the kinds of nodes that the GPU's cell or the notes list with their numbers; none where one."""
-    for key in ("gpu", "notes"):
-        counts = _counted_gpus(row.words(key).replace("_", " "))
-        if len({entry.gpu["device"] for entry in counts}) < 2:
-            continue
-        total = sum(entry.number for entry in counts)
-        size = gpus_per_node if total == gpus else 0
-        if total * gpus_per_node == gpus:
-            size = 1
-        if size and all(entry.number % size == 0 for entry in counts):
-            return [_kind_of(row, entry, size, gpus_per_node) for entry in counts]
-        if key == "gpu":
-            raise RowError(
-                f"gpu={row.text('gpu')}: several GPUs whose numbers are not those of {gpus}"
-            )
-    return []
+    return gpu
 
 
 class CountedGpu(NamedTuple):
@@ -710,27 +631,46 @@ class CountedGpu(NamedTuple):
     gpu: Entry
 
 
+def _several(row: TableRow, gpus: int, gpus_per_node: int) -> list[CountedGpu]:
+    """Count the nodes of every kind that the GPU's cell or the notes list; none where there is one kind."""
+    for key in ("gpu", "notes"):
+        counts = _counted_gpus(row.words(key).replace("_", " "))
+        if len({entry.gpu["device"] for entry in counts}) < 2:
+            continue
+        total = sum(entry.number for entry in counts)
+        size = gpus_per_node if total == gpus else 0
+        if total * gpus_per_node == gpus:
+            size = 1
+        if size and all(entry.number % size == 0 for entry in counts):
+            return [CountedGpu(number // size, gpu) for number, gpu in counts]
+        if key == "gpu":
+            raise RowError(
+                f"gpu={row.text('gpu')}: several GPUs whose numbers are not those of {gpus}"
+            )
+    return []
+
+
 def _counted_gpus(text: str) -> list[CountedGpu]:
     found = []
     for part in re.split(r"\s*(?:\+|;|,|&|\band\b)\s*", text):
         gpu = first("gpus", part)
         number = re.search(COUNT, part)
         if gpu and number:
-            digits = next(group for group in number.groups() if group)
+            digits = number[number.lastindex or 0]
             found.append(CountedGpu(int(digits), gpu))
     return found
 
 
-def _kind_of(
-    row: TableRow,
-    entry: CountedGpu,
-    size: int,
-    gpus_per_node: int,
-) -> NodeKind:
-    gpu = entry.gpu
-    inside = (gpu | _instance(row, gpu))["inside"]
-    network = _network(row, gpus_per_node, gpu, several=True)
-    return NodeKind(entry.number // size, gpu["device"], gpu["link"], inside, *network)
+def _kind_of(row: TableRow, counted: CountedGpu, gpus_per_node: int) -> NodeKind:
+    nodes, gpu = counted
+    link = gpu["link"]
+    rate = (gpu | _instance(row, gpu))["inside"]
+    inside = re.search(rf"inside\s+{RATE}", row.words("notes", "source"))
+    if inside:
+        # a stated rate inside a node is that of the one host bridge or network that all GPUs share
+        link = "pcie"
+        rate = min(float(inside[1]) / 8.0, rate)
+    return NodeKind(nodes, gpu["device"], link, rate, *_network(row, gpus_per_node, gpu))
 
 
 def _instance(row: TableRow, gpu: Entry) -> Entry:
@@ -739,25 +679,16 @@ def _instance(row: TableRow, gpu: Entry) -> Entry:
     return (first("networks", named[0]) if named else None) or {}
 
 
-def _network(
-    row: TableRow,
-    gpus_per_node: int,
-    gpu: Entry,
-    several: bool = False,
-) -> PrintedLink:
-    """Find the link out of a node: its instance's where nodes are of `several` kinds.
+def _network(row: TableRow, gpus_per_node: int, gpu: Entry) -> PrintedLink:
+    """Find the link out of a node.
 
-    Else, in this order: what the row's own notes or source print, what its cluster is known to have
-    (`networks`), what is usual for the GPU (`gpus`).
+    In this order: what the row's own notes or source print, what its cloud instance or its cluster is known
+    to have (`networks`), what is usual for the GPU (`gpus`).
     """
-    text = row.words(*(("gpu",) if several else ()), "notes", "source")
-    own = _instance(row, gpu) if several else None
-    if own:
-        return own["network"], own["out"]
-    printed = _printed_rate(text, gpus_per_node)
+    printed = _printed_rate(row.words("notes", "source"), gpus_per_node)
     if printed:
         return "ethernet" if printed <= SLOW else "roce", printed
-    known = None if several else first("networks", f"{text} {row.words('gpu')}")
+    known = _instance(row, gpu) or first("networks", row.words("notes", "source", "gpu"))
     if known:
         return known["network"], known["out"]
     return "ethernet" if gpu["out"] <= SLOW else "infiniband", gpu["out"]
@@ -792,7 +723,7 @@ def _measured(
         raise RowError("a relative figure, not seconds or bytes")
     # with a chunked loss the logits of a whole micro-batch, which the cost model holds, never exist
     memory = None if row.says("chunked_loss") else row.number("memory_gb")
-    if memory is not None and row.says("decimal"):
+    if memory and row.says("decimal"):
         memory = memory * 1e9 / 2.0**30
     seconds = _iteration_seconds(row, batch, seq_len * batch / gpus)
     result: Fields = {"iteration_s": seconds, "memory_GiB": memory}
@@ -807,11 +738,11 @@ def _measured(
 
 def _iteration_seconds(row: TableRow, batch: int, tokens_per_gpu: float) -> float | None:
     seconds, tokens, samples = (row.number(key) for key in SECONDS)
-    if seconds is None and tokens is not None:
+    if seconds:
+        return seconds
+    if tokens:
         return tokens_per_gpu / tokens
-    if seconds is None and samples is not None:
-        return batch / samples
-    return seconds
+    return samples and batch / samples
 
 
 @dataclass

@@ -160,7 +160,7 @@ class MeasuredRun:
         return FAMILIES.get(self.devices[0], self.devices[0])
 
     def prints(self, cell: str) -> bool:
-        """Tell whether the source prints a cell, one of `normalize.STATED`."""
+        """Tell whether the source prints a cell, one of `stated` of `words.yaml`."""
         return cell not in self.note.partition(NOT_PRINTED)[2].partition(";")[0].split()
 
     @property
