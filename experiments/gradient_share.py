@@ -13,14 +13,14 @@ from functools import partial
 from math import inf, isfinite
 
 from baselines import PLANNERS
-from darts_parallel.config import SearchConfig, ranged, run_main
+from darts_parallel.config import SearchConfig, ranged, read_yaml, run_main
 from darts_parallel.cost import CostTable, build_tables, evaluate_batch
 from darts_parallel.exact import find_layerwise_plan
 from darts_parallel.gradient import GradientSearch, search_tables
 from darts_parallel.problem import load_problem
 from darts_parallel.report import markdown_table
 from experiments.comparison.controls import CONTROLS
-from experiments.comparison.problems import named, suite
+from experiments.comparison.problems import LIST, named, suite
 from experiments.comparison.quantiles import percent, quantile
 from experiments.comparison.runs import SPACE, gap
 from experiments.study import Study, StudyOptions, report_text, run_study
@@ -30,32 +30,7 @@ CLOSED = (", tight", ", uneven", "t5_1_3b on a10_8x4, loose")
 """Parts of the names of closed-form problems: little memory, or layers that all differ."""
 LARGEST = 64
 """GPUs of the largest problem that takes part."""
-UNPROVEN = {
-    "shared links, llama2_7b pp 16": (
-        "model=llama2_7b",
-        "space.pp=16",
-        "cost.term=examples.own_cost_term:shared_links",
-    ),
-    "power cap, gpt2_xl": ("model=gpt2_xl", "cost.term=examples.own_cost_term:power_cap"),
-    "offload, llama3_8b": (
-        "model=llama3_8b",
-        "training=llama3_8b",
-        "space.offload=[activation,optimizer]",
-    ),
-    "free schedule, nemotron_h_8b": (
-        "model=nemotron_h_8b",
-        "training=nemotron_h_8b",
-        "cluster=h100_1x8",
-        "training.global_batch_size=16",
-        "space.pp=8",
-        "space.tp=1",
-        "space.sequence_parallel=false",
-        "space.num_micro_batches=16",
-        "space.zero_stage=1",
-        "space.recompute=[none,full]",
-        "space.schedules=[1f1b,interleaved,zero_bubble_h1,zero_bubble_v,v_half,v_min,searched]",
-    ),
-}
+UNPROVEN: dict[str, list[str]] = read_yaml(LIST)["unproven"]
 """Problems without a proof, by name: cost terms that no exact method knows, continuous shares, orders."""
 SEARCH = SearchConfig(max_seconds=600.0)
 FREE_SEARCH = replace(SEARCH, num_steps=30, num_restarts=8, order_passes=20_000_000)
@@ -104,12 +79,12 @@ class StageRow:
     variant: str
     seed: int
     cpu_s: float
-    relaxed: float
-    repaired: float
-    fitted: float
-    polished: float
     optimum: float
     """Proven by dynamic programming; infinite if nothing is proven."""
+    relaxed: float = inf
+    repaired: float = inf
+    fitted: float = inf
+    polished: float = inf
 
 
 def problems(parts: Sequence[str]) -> dict[str, Callable[[], Sequence[CostTable]]]:
@@ -123,8 +98,8 @@ def problems(parts: Sequence[str]) -> dict[str, Callable[[], Sequence[CostTable]
     return {name: make for name, make in found.items() if any(p in name for p in parts or [""])}
 
 
-def _own_tables(words: Sequence[str]) -> Sequence[CostTable]:
-    return build_tables(load_problem(list(words)))
+def _own_tables(words: list[str]) -> Sequence[CostTable]:
+    return build_tables(load_problem(words))
 
 
 def solve(task: tuple[str, int]) -> list[StageRow]:
@@ -139,13 +114,10 @@ def solve(task: tuple[str, int]) -> list[StageRow]:
     for variant, loop in LOOPS.items():
         began = time.process_time()
         result = search_tables(tables, SPACE, settings, seed, loop=loop)
-        stages = dict.fromkeys(STAGES, inf)
-        for stage in result.stages if result else ():
-            if stage.fits:
-                stages[stage.name] = stage.iteration_time_s
-        rows.append(
-            StageRow(name, variant, seed, time.process_time() - began, **stages, optimum=optimum)
-        )
+        cpu_s = time.process_time() - began
+        fitting = [stage for stage in result.stages if stage.fits] if result else []
+        stages = {stage.name: stage.iteration_time_s for stage in fitting}
+        rows.append(StageRow(name, variant, seed, cpu_s, optimum, **stages))
     seconds = rows[0].cpu_s
     solvers = {NO_DESCENT: partial(_polished, tables, replace(settings, max_seconds=seconds), seed)}
     for rival in RIVALS:
@@ -156,7 +128,7 @@ def solve(task: tuple[str, int]) -> list[StageRow]:
         began = time.process_time()
         best = found()
         cpu_s = time.process_time() - began
-        rows.append(StageRow(name, variant, seed, cpu_s, inf, inf, inf, best, optimum))
+        rows.append(StageRow(name, variant, seed, cpu_s, optimum, polished=best))
     return rows
 
 

@@ -27,6 +27,7 @@ from darts_parallel.machine import MeasuredMachine, gemm_shapes, this_machine
 from darts_parallel.plans import write_text
 from darts_parallel.report import csv_text
 from darts_parallel.run import build_layer
+from experiments.data.table import word_tables
 
 Work = Callable[[], object]
 SIZES = {
@@ -43,16 +44,8 @@ SIZES = {
     ],
 }
 """Changes of Llama 3 8B and of its job, by size."""
-COLUMNS = {
-    "layers": "num_layers",
-    "hidden": "hidden_size",
-    "heads": "num_heads",
-    "kv_heads": "kv_heads",
-    "ffn": "ffn_hidden_size",
-    "vocab": "vocab_size",
-    "seq_len": "max_seq_len",
-}
-"""Columns of a row that sizes of the model fill."""
+COLUMNS = {"kv_heads": "kv_heads", "ffn": "ffn_hidden_size", "seq_len": "max_seq_len"}
+"""Columns of a row that sizes of the model fill, next to `size_cells` of `words.yaml`."""
 FIXED = [
     "gpus_per_node=1",
     "n_gpus=1",
@@ -260,7 +253,8 @@ def run_row(config: ModelConfig, step: TrainingStep, seconds: float, gpu: str) -
     date = datetime.now(timezone.utc).date()
     source = f"measured here: experiments.measure_gpu, torch {torch.__version__}, {date}"
     row: dict[str, Any] = {"model": "Llama", "gpu": gpu, "source": source}
-    row |= {column: getattr(config, name) for column, name in COLUMNS.items()}
+    sizes = word_tables()["size_cells"] | COLUMNS
+    row |= {column: getattr(config, name) for column, name in sizes.items()}
     row |= given_values(FIXED)
     row |= {"compiled": step.compiled, "loss": step.loss, "iteration_s": seconds}
     peak = torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None

@@ -1,24 +1,23 @@
 """Check that a looser limit on the chance of running out of memory never gives a slower or a riskier plan.
 
-    python -m experiments.memory_limits         # 40 problems x 11 limits, some 20 minutes, and their page
-    python -m experiments.memory_limits 'T5 8'  # of some jobs, without a page
+    python -m experiments.memory_limits                     # 40 problems x 11 limits, some 20 minutes
+    python -m experiments.memory_limits 'problems=[T5 8]'   # of some jobs
 
 Each job runs on four sizes of memory, as shares of what its fastest plan needs. `search=exact` must give
 seconds and chances that follow the limit. The plan of the descent, before the rule for ties, may
 be 1 % slower than at a stricter limit.
 """
 
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, product
 from operator import attrgetter
 
 from darts_parallel import evaluate, load_problem, plan
+from darts_parallel.config import one_of, run_main
 from darts_parallel.planner import plan_at_limits
 from darts_parallel.report import markdown_table
-from experiments.results_page import Page, publish
-from experiments.study import report_text
+from experiments.study import Study, StudyOptions, report_text, run_study
 
 JOBS = {
     "toy": "model=toy training=toy cluster=toy",
@@ -50,6 +49,15 @@ DESCENT_SHARES = SHARES[1:3]
 """Sizes of memory at which the descent runs: the others give it nothing to decide."""
 
 
+@dataclass
+class LimitOptions(StudyOptions):
+    """Command line of `python -m experiments.memory_limits`."""
+
+    jobs: int = 1
+    problems: list[str] = one_of(list(JOBS), tuple(JOBS))
+    """Names of jobs; each is planned on all sizes of memory."""
+
+
 @dataclass(frozen=True)
 class LimitRow:
     """The plan of one search at one limit."""
@@ -66,8 +74,9 @@ class LimitRow:
     """Whether the plan keeps the limit."""
 
 
-def rows_of_job(name: str, share: float) -> list[LimitRow]:
+def rows_of_job(task: tuple[str, float]) -> list[LimitRow]:
     """Plan a job on one size of memory at every limit; searches do not know the limit, so each runs once."""
+    name, share = task
     job = JOBS[name].split()
     roomy = load_problem([*job, *SEARCHES["exact"], "space.out_of_memory=0.5"])
     peak = max(evaluate(plan(roomy).plan, roomy).memory_bytes)
@@ -120,25 +129,18 @@ def report(rows: Sequence[LimitRow]) -> str:
     return report_text(verdict, markdown_table(header, cells, (0, 2)), found)
 
 
-def main() -> None:
-    """Plan all problems, and write the page."""
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("job", nargs="*", help=f"of {', '.join(JOBS)}; all by default")
-    jobs = parser.parse_args().job
-    for name in {*jobs} - JOBS.keys():
-        parser.error(f"job={name} must be one of {', '.join(JOBS)}; try toy.")
-    rows = []
-    for name, share in product(jobs or JOBS, SHARES):
-        rows += rows_of_job(name, share)
-        print(f"{name}, {share:g}", flush=True)
-    if jobs:
-        print(report(rows))
-        return
-    question = "Is a plan never slower nor riskier where more risk is allowed?"
-    limits = "larger jobs, whose exact searches take minutes; whether the chances are true."
-    command = "python -m experiments.memory_limits"
-    print(publish(Page("memory_limits", question, command, report(rows), limits)))
+def run(options: LimitOptions) -> int:
+    """Plan all problems; returns the exit status."""
+    study = Study(
+        "memory_limits",
+        "Is a plan never slower nor riskier where more risk is allowed?",
+        "larger jobs, whose exact searches take minutes; whether the chances are true.",
+        rows_of_job,
+        report,
+    )
+    pairs = product(options.problems, SHARES)
+    return run_study(study, {f"{name}, {share:g}": (name, share) for name, share in pairs}, options)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(run_main("experiments.memory_limits", __doc__, LimitOptions, run))

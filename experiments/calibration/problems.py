@@ -23,14 +23,10 @@ from darts_parallel.errors import DartsParallelError
 from darts_parallel.plans import LayerStrategy, Plan, check_plan
 from darts_parallel.problem import OLD_KERNEL, Problem, with_habits
 from experiments.data.runs import ALTERNATE, MeasuredRun, sizes_of
-from experiments.data.table import frameworks
+from experiments.data.table import frameworks, word_tables
 
 LATENCY_US = {"inside": 3.0, "between": 5.0}
 """Orders of magnitude of NCCL, before calibration."""
-NVLINK_DOMAINS = {"gb200": 72, "gb300": 72}
-"""GPUs that one NVLink switch joins where that is more than a node (NVL72 racks)."""
-PEER_LINKS = dict.fromkeys(("mi300x", "mi325x", "mi350x", "mi355x"), 7)
-"""Links of a GPU, one to every other GPU of its node."""
 
 
 @dataclass(frozen=True)
@@ -88,16 +84,19 @@ def device_config(name: str) -> DeviceConfig:
 
 
 def _cluster(run: MeasuredRun) -> ClusterConfig:
+    words = word_tables()
     inter = [LinkConfig(rate, LATENCY_US["between"], 1.0) for rate in run.inter_GBps]
     nodes = []
     for index, device in enumerate(run.devices):
         shared = run.intra_links[index] == "pcie"
         rate = run.intra_GBps[index]
-        intra = LinkConfig(rate, LATENCY_US["inside"], 1.0, shared, PEER_LINKS.get(device, 0))
+        intra = LinkConfig(
+            rate, LATENCY_US["inside"], 1.0, shared, words["peer_links"].get(device, 0)
+        )
         out = inter[index] if index else None
         count = run.nodes[index]
         nodes.append(NodeGroupConfig(count, run.gpus_per_node, device, intra, inter_node=out))
-    domain = NVLINK_DOMAINS.get(run.devices[0])
+    domain = words["nvlink_domains"].get(run.devices[0])
     whole = domain and domain % run.gpus_per_node == 0
     devices = {device: device_config(device) for device in run.devices}
     return ClusterConfig(
