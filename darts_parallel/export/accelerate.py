@@ -92,8 +92,7 @@ def export(job: Request) -> Exported:
     job.require_precision(PRECISION, "its settings cannot say")
     job.shard_degrees(strategy)
     job.settle()
-    head = "".join(f"{line}\n" for line in job.headline())
-    text = head + settings(job, strategy)
+    text = f"{job.headline()}\n{settings(job, strategy)}"
     files = {"accelerate.yaml": text, "accelerate_plan.py": _snippet(job, strategy)}
     return Exported(files, tuple(_notes(job, strategy)))
 
@@ -161,7 +160,7 @@ def _snippet(job: Request, strategy: LayerStrategy) -> str:
     context = job.plan.cp > 1
     sharded = _fsdp(job, strategy)
     beside_fsdp = sharded and strategy.tp > 1
-    lines = ['"""accelerate objects of a plan."""', "", *job.headline(), ""]
+    lines = ['"""accelerate objects of a plan."""', "", job.headline(), ""]
     typing, *others = imports(job)
     others += [
         "from accelerate import Accelerator",

@@ -99,6 +99,16 @@ def switches(wanted: dict[str, bool]) -> Flags:
     return [(name, None) for name, on in wanted.items() if on]
 
 
+def flags_of(config: Any, keys: str) -> Flags:
+    """Return the flags that have the names of keys; those that are None or false are left out."""
+    found: Flags = []
+    for key in keys.split():
+        value = getattr(config, key)
+        if value is not None and value is not False:
+            found.append((key.replace("_", "-"), None if value is True else value))
+    return found
+
+
 def read_flags(text: str) -> Flags:
     """Read flags as a command line writes them."""
     found: Flags = []
@@ -270,7 +280,7 @@ class Request:
             return 1, strategy.dp
         return strategy.dp * cp // sharded, sharded // cp
 
-    def headline(self) -> list[str]:
+    def headline(self) -> str:
         """Return two lines of comment for a file, each behind `#`: which job, which plan.
 
         Never the first two lines of a Python file, where a comment can name another encoding (PEP
@@ -278,10 +288,8 @@ class Request:
         """
         cluster = self.problem.cluster
         job = f"{quoted(self.model.name)} on {quoted(cluster.name)}, {cluster.num_devices} GPUs"
-        return [
-            f"# {job}; written by darts-parallel",
-            f"# {self.plan.describe(self.training.global_batch_size)}",
-        ]
+        plan = self.plan.describe(self.training.global_batch_size)
+        return f"# {job}; written by darts-parallel\n# {plan}"
 
     def refuse(self, what: str, space: str = "space=uniform") -> UnsupportedError:
         """Note a setting that the target cannot express; `settle` raises all in one sentence.

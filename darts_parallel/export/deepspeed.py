@@ -52,7 +52,7 @@ def planned_pipeline(layers: Sequence[Any], loss_fn: Any, block: str) -> Planned
         raise ValueError(f"{{len(layers)}} layers, but the plan has {{PARTS[-1]}}")
     return PlannedPipeline(
         layers=list(layers),
-        num_stages={stages},
+        num_stages={plan.pp},
         loss_fn=loss_fn,
         activation_checkpoint_interval={interval},
         checkpointable_layers=[block],
@@ -125,15 +125,13 @@ def _pipeline(job: Request) -> str:
     """Write a `PipelineModule` with the plan's stages; the loss is its `loss_fn`, not a layer."""
     layers = len(job.problem.model.layers) - 1
     parts = [min(boundary, layers) for boundary in job.plan.boundaries]
-    headline = "\n".join(job.headline())
     interval = int(job.recompute() == "full")
-    return PIPELINE.format(
-        headline=headline, parts=parts, layers=layers, stages=job.plan.pp, interval=interval
-    )
+    given = {"headline": job.headline(), "parts": parts, "plan": job.plan}
+    return PIPELINE.format(layers=layers, interval=interval, **given)
 
 
 def _model(job: Request) -> str:
     """Write the module that loads the model; DeepSpeed casts it and keeps the master weights."""
     title = '"""Model of a plan for deepspeed.initialize."""'
-    lines = [title, "", *job.headline(), "", *imports(job)]
+    lines = [title, "", job.headline(), "", *imports(job)]
     return "\n".join(lines) + "\n" + model_text(job, half_type(job), checkpointing=True)

@@ -13,6 +13,7 @@ from darts_parallel.export.common import (
     Flag,
     Flags,
     Request,
+    flags_of,
     read_flags,
     switches,
 )
@@ -120,17 +121,11 @@ def _packing_flags(job: Request) -> Flags:
 
 def _flags_of_schedulers(training: TrainingConfig) -> Flags:
     """Return the flags of the versions that have `--sequence-packing-scheduler`."""
-    flags = [
-        ("sequence-packing-scheduler", training.sequence_packing_scheduler),
-        ("max-seqlen-per-dp-cp-rank", training.max_seqlen_per_dp_cp_rank),
-        *read_flags(PER_TOKEN),
-    ]
+    flags = flags_of(training, "sequence_packing_scheduler max_seqlen_per_dp_cp_rank")
+    flags += read_flags(PER_TOKEN)
     if training.sequence_packing_scheduler == DYNAMIC:
-        smallest = training.min_dynamic_context_parallel_size
-        flags += [
-            ("dynamic-context-parallel", None),
-            ("min-dynamic-context-parallel-size", smallest),
-        ]
+        flags.append(("dynamic-context-parallel", None))
+        flags += flags_of(training, "min_dynamic_context_parallel_size")
     return flags
 
 
@@ -144,8 +139,8 @@ def packing_flags(training: TrainingConfig, pp: int) -> dict[str, str]:
         return {}
     found = {"dev d48bd6be, PR 5123, PR 5679, PR 5811": _flags_of_schedulers(training)}
     if training.sequence_packing_scheduler == DYNAMIC and pp == 1:
-        budget = ("max-seqlen-per-dp-cp-rank", training.max_seqlen_per_dp_cp_rank)
-        hybrid = [("hybrid-context-parallel", None), budget, *read_flags(PER_TOKEN)]
+        budget = flags_of(training, "max_seqlen_per_dp_cp_rank")
+        hybrid = [("hybrid-context-parallel", None), *budget, *read_flags(PER_TOKEN)]
         found["0.16 to 0.19, main d98e8a64, PR 2054, PR 2282 (another scheduler)"] = hybrid
     return {name: " ".join(_line(flag).strip() for flag in flags) for name, flags in found.items()}
 
@@ -183,7 +178,7 @@ def _script(job: Request, strategy: LayerStrategy, groups: dict[str, Flags]) -> 
     nodes, gpus = job.nodes
     lines = [
         "#!/usr/bin/env bash",
-        *job.headline(),
+        job.headline(),
         "# MEGATRON: folder of Megatron-LM; NODE_RANK, MASTER_ADDR, MASTER_PORT: of this node.",
         "set -eu",
     ]
@@ -230,7 +225,7 @@ def _parallel_flags(job: Request, strategy: LayerStrategy) -> Flags:
         ]
     if strategy.sequence_parallel:
         flags.append(("sequence-parallel", None))
-        flags += switches({"tp-comm-overlap": bool(job.training.tp_comm_overlap)})
+        flags += flags_of(job.training, "tp_comm_overlap")
     flags += _pipeline_flags(job) + _zero_flags(job, strategy)
     flags.append(("micro-batch-size", job.micro_batch_size(strategy)))
     return [*flags, _batch_flag(job)]
@@ -323,7 +318,7 @@ def _recompute_flags(job: Request) -> Flags:
 def _model_flags(job: Request) -> Flags:
     config = job.model
     hybrid = hybrid_flags(job)
-    flags = hybrid or [("num-layers", config.num_layers)]
+    flags = hybrid or flags_of(config, "num_layers")
     flags += [
         ("hidden-size", config.hidden_size),
         ("ffn-hidden-size", config.mlp_width),
@@ -341,8 +336,7 @@ def _model_flags(job: Request) -> Flags:
         ("position-embedding-type", positions),
         ("normalization", "LayerNorm" if config.norm_bias else "RMSNorm"),
     ]
-    if config.norm_epsilon is not None:
-        flags.append(("norm-epsilon", config.norm_epsilon))
+    flags += flags_of(config, "norm_epsilon")
     if config.rotary_base is not None and positions == "rope":
         flags.append(("rotary-base", round(config.rotary_base)))
     biases_of_qkv = config.qkv_bias is True and not config.linear_bias

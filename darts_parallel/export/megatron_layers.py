@@ -9,7 +9,7 @@ pipeline's layout, `/` begins the pattern of a prediction module
 from dataclasses import replace
 
 from darts_parallel.config import ATTENTION, EXPERTS, LAYER, MAMBA, MLP
-from darts_parallel.export.common import Flags, Request
+from darts_parallel.export.common import Flags, Request, flags_of
 
 SPECIFICATION = "megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec"
 FIXED = {"mamba_conv_kernel": 4, "mamba_chunk_size": 128}
@@ -64,13 +64,7 @@ def hybrid_flags(job: Request) -> Flags:
             )
     flags: Flags = [("hybrid-layer-pattern", segments(job)), ("spec", SPECIFICATION)]
     if mamba:
-        flags += [
-            ("mamba-state-dim", config.mamba_state_dim),
-            ("mamba-head-dim", config.mamba_head_dim),
-            ("mamba-num-groups", config.mamba_num_groups),
-        ]
-        if config.mamba_num_heads is not None:
-            flags.append(("mamba-num-heads", config.mamba_num_heads))
+        flags += flags_of(config, "mamba_state_dim mamba_head_dim mamba_num_groups mamba_num_heads")
     return flags
 
 
@@ -105,10 +99,8 @@ def window_flags(job: Request) -> Flags:
 
 def prediction_flags(job: Request) -> Flags:
     """Return modules of multi-token prediction; a hybrid has them in its pattern."""
-    count = job.model.mtp_num_layers
-    if not count or job.model.hybrid_override_pattern is not None:
-        return []
-    return [("mtp-num-layers", count)]
+    hybrid = job.model.hybrid_override_pattern is not None
+    return [] if hybrid or not job.model.mtp_num_layers else flags_of(job.model, "mtp_num_layers")
 
 
 def require_first_recomputed(job: Request) -> None:

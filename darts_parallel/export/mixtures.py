@@ -1,10 +1,9 @@
 """Experts and multi-head latent attention in Megatron-LM's flags."""
 
 from itertools import groupby
-from typing import Any
 
 from darts_parallel.config import ModelConfig, as_yaml, expert_pattern, score_function
-from darts_parallel.export.common import Flags, Request, switches
+from darts_parallel.export.common import Flags, Request, flags_of, switches
 
 MOST_RUNS = 4
 """Runs of equal layers up to which a pattern is written run by run."""
@@ -22,16 +21,14 @@ def megatron_model_flags(job: Request) -> Flags:
 def _latent_flags(config: ModelConfig) -> Flags:
     if not config.multi_latent_attention:
         return []
-    names = {
-        "q-lora-rank": config.q_lora_rank,
-        "kv-lora-rank": config.kv_lora_rank,
-        "qk-head-dim": config.qk_nope_head_dim,
-        "qk-pos-emb-head-dim": config.qk_rope_head_dim,
-        "v-head-dim": config.v_head_dim,
-    }
-    given = [(k, v) for k, v in names.items() if v is not None]
+    heads: Flags = [
+        ("qk-head-dim", config.qk_nope_head_dim),
+        ("qk-pos-emb-head-dim", config.qk_rope_head_dim),
+    ]
+    ranks = flags_of(config, "multi_latent_attention q_lora_rank kv_lora_rank")
     # its norms stand behind the low ranks there, as in DeepSeek-V2
-    return [("multi-latent-attention", None), ("qk-layernorm", None), *given]
+    ranks.insert(1, ("qk-layernorm", None))
+    return ranks + heads + flags_of(config, "v_head_dim")
 
 
 def _expert_flags(job: Request) -> Flags:
@@ -45,52 +42,47 @@ def _expert_flags(job: Request) -> Flags:
             f"linear_bias={as_yaml(config.linear_bias)}, and its router has a bias where products have",
             "equal values of both",
         )
-    values = _expert_values(config, training.moe_token_dispatcher_type)
-    flags = [(name, value) for name, value in values.items() if value is not None]
+    flags = _sizes_and_routing(config, training.moe_token_dispatcher_type)
     if training.moe_token_dispatcher_type == "flex":
         wide = any(group.domain_nodes > 1 for group in job.problem.cluster.groups)
         flags.append(("moe-flex-dispatcher-backend", "hybridep" if wide else "deepep"))
     padded = config.moe_expert_capacity_factor is not None
-    wanted = {
-        "moe-grouped-gemm": True,
-        "moe-router-pre-softmax": config.moe_router_pre_softmax,
-        "moe-router-enable-expert-bias": config.moe_router_enable_expert_bias,
-        "moe-pad-expert-input-to-capacity": padded,
-        "moe-shared-expert-gate": config.moe_shared_expert_gate,
-        "moe-shared-expert-overlap": training.moe_shared_expert_overlap,
-        "overlap-moe-expert-parallel-comm": training.overlap_moe_expert_parallel_comm,
-    }
-    return flags + switches(wanted)
+    flags.append(("moe-grouped-gemm", None))
+    flags += flags_of(config, "moe_router_pre_softmax moe_router_enable_expert_bias")
+    flags += switches({"moe-pad-expert-input-to-capacity": padded})
+    flags += flags_of(config, "moe_shared_expert_gate")
+    return flags + flags_of(training, "moe_shared_expert_overlap overlap_moe_expert_parallel_comm")
 
 
-def _expert_values(config: ModelConfig, dispatcher: str) -> dict[str, Any]:
-    """Return flags with values, of which None is not written."""
-    width = config.moe_ffn_hidden_size or config.mlp_width
-    frequency = layer_frequency(config)
-    sizes = {
-        "num-experts": config.num_experts,
-        "moe-router-topk": config.moe_router_topk,
-        "moe-ffn-hidden-size": width,
-        "moe-layer-freq": frequency,
-        "moe-shared-expert-intermediate-size": config.moe_shared_expert_intermediate_size,
-    }
-    routing = {
-        "moe-router-num-groups": config.moe_router_num_groups,
-        "moe-router-group-topk": config.moe_router_group_topk,
-        "moe-expert-capacity-factor": config.moe_expert_capacity_factor,
-        "moe-token-dispatcher-type": dispatcher,
-    }
-    return sizes | _score_flags(config, dispatcher) | routing
+def _sizes_and_routing(config: ModelConfig, dispatcher: str) -> Flags:
+    """Return flags with values; the flags of routing follow those of sizes."""
+    sizes: Flags = [
+        ("moe-ffn-hidden-size", config.moe_ffn_hidden_size or config.mlp_width),
+        ("moe-layer-freq", layer_frequency(config)),
+    ]
+    routing = flags_of(
+        config, "moe_router_num_groups moe_router_group_topk moe_expert_capacity_factor"
+    )
+    return [
+        *flags_of(config, "num_experts moe_router_topk"),
+        *sizes,
+        *flags_of(config, "moe_shared_expert_intermediate_size"),
+        *_score_flags(config, dispatcher),
+        *routing,
+        ("moe-token-dispatcher-type", dispatcher),
+    ]
 
 
-def _score_flags(config: ModelConfig, dispatcher: str) -> dict[str, Any]:
+def _score_flags(config: ModelConfig, dispatcher: str) -> Flags:
     """Return how the router scores experts; sigmoids and the flex dispatcher want fp32."""
     function = score_function(config)
-    return {
-        "moe-router-score-function": None if function == "softmax" else function,  # its default
-        "moe-router-topk-scaling-factor": config.moe_router_topk_scaling_factor,
-        "moe-router-dtype": "fp32" if function == "sigmoid" or dispatcher == "flex" else None,
-    }
+    flags: Flags = []
+    if function != "softmax":  # its default
+        flags.append(("moe-router-score-function", function))
+    flags += flags_of(config, "moe_router_topk_scaling_factor")
+    if function == "sigmoid" or dispatcher == "flex":
+        flags.append(("moe-router-dtype", "fp32"))
+    return flags
 
 
 def layer_frequency(config: ModelConfig) -> str | int:

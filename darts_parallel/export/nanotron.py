@@ -5,7 +5,6 @@ nanotron cuts the pipeline itself (`own_stage_refusal`). A plan with other stage
 
 from typing import Any
 
-from darts_parallel.config import ModelConfig
 from darts_parallel.export.common import Exported, Request, yaml_word
 from darts_parallel.plans import LayerStrategy, own_stage_refusal
 from darts_parallel.problem import VOCABULARY_MULTIPLE
@@ -27,23 +26,23 @@ general:
   run: {name}
   seed: 42
 parallelism:
-  dp: {dp}
-  pp: {pp}
-  tp: {tp}
+  dp: {strategy.dp}
+  pp: {plan.pp}
+  tp: {strategy.tp}
   expert_parallel_size: 1
-  context_parallel_size: {cp}
+  context_parallel_size: {plan.cp}
   pp_engine: 1f1b
   tp_mode: {tp_mode}
   tp_linear_async_communication: {overlap}
   recompute_layer: {recompute}
 tokens:
-  sequence_length: {sequence}
+  sequence_length: {training.seq_len}
   micro_batch_size: {micro_batch}
-  batch_accumulation_per_replica: {micro_batches}
+  batch_accumulation_per_replica: {plan.num_micro_batches}
   train_steps: 100
   val_check_interval: -1
 optimizer:
-  zero_stage: {zero_stage}
+  zero_stage: {strategy.zero_stage}
   accumulate_grad_in_fp32: {wide_gradients}
   weight_decay: 0.01
   clip_grad: 1.0
@@ -64,14 +63,14 @@ model:
   model_config:
     is_llama_config: true
     hidden_act: silu
-    hidden_size: {hidden}
-    intermediate_size: {ffn}
-    num_hidden_layers: {layers}
-    num_attention_heads: {heads}
-    num_key_value_heads: {kv_heads}
-    max_position_embeddings: {positions}
+    hidden_size: {model.hidden_size}
+    intermediate_size: {model.mlp_width}
+    num_hidden_layers: {model.num_layers}
+    num_attention_heads: {model.num_heads}
+    num_key_value_heads: {model.kv_heads}
+    max_position_embeddings: {model.max_seq_len}
     tie_word_embeddings: {tied}
-    vocab_size: {vocabulary}
+    vocab_size: {model.vocab_size}
     bos_token_id: 1
     eos_token_id: 2
     pad_token_id: null
@@ -110,10 +109,12 @@ def export(job: Request) -> Exported:
     strategy = job.uniform()
     _check(job)
     job.settle()
-    head = "".join(f"{line}\n" for line in job.headline())
-    values = _run(job, strategy) | _model(job.model)
-    words = {key: yaml_word(value) for key, value in values.items()}
-    text = head + FILE.format(**words, factory=FACTORIES[job.training.optimizer])
+    words = {key: yaml_word(value) for key, value in _words(job, strategy).items()}
+    training = job.training
+    parts = {"plan": job.plan, "strategy": strategy, "training": training, "model": job.model}
+    text = f"{job.headline()}\n" + FILE.format(
+        **words, **parts, factory=FACTORIES[training.optimizer]
+    )
     notes = [
         "data stages, tokenizer, steps, learning rate and checkpoints are yours: set them",
         "positions are written as rotary in all layers, over whole heads, without scaling",
@@ -138,42 +139,19 @@ def _check(job: Request) -> None:
         job.refuse(why, "space=uniform space.pp=1")
 
 
-def _run(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
-    """Return the values of the file that the plan and the job give."""
+def _words(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
+    """Return the values of the file that YAML writes in its own way."""
     training = job.training
+    model = job.model
     narrow = training.precision == "fp16" or job.problem.software.gradient_bits == 16
-    values: dict[str, Any] = {
-        "dp": strategy.dp,
-        "tp": strategy.tp,
-        "pp": job.plan.pp,
-        "cp": job.plan.cp,
-        "sequence": training.seq_len,
-        "micro_batches": job.plan.num_micro_batches,
-        "zero_stage": strategy.zero_stage,
-    }
-    values["wide_gradients"] = not narrow
-    values["tp_mode"] = "REDUCE_SCATTER" if strategy.sequence_parallel else "ALL_REDUCE"
-    values["overlap"] = bool(training.tp_comm_overlap)
-    values["recompute"] = job.recompute() == "full"
-    values["micro_batch"] = job.micro_batch_size(strategy)
-    values["dtype"] = DTYPE[training.precision]
-    return values
-
-
-def _model(config: ModelConfig) -> dict[str, Any]:
-    """Return the sizes of the model."""
-    sizes = {
-        "name": config.name,
-        "multiple": VOCABULARY_MULTIPLE,
-        "hidden": config.hidden_size,
-        "ffn": config.mlp_width,
-        "layers": config.num_layers,
-        "heads": config.num_heads,
-        "kv_heads": config.kv_heads,
-        "positions": config.max_seq_len,
-        "tied": config.tie_embeddings,
-        "vocabulary": config.vocab_size,
-    }
-    sizes["epsilon"] = config.norm_epsilon or EPSILON
-    sizes["base"] = config.rotary_base or ROTARY_BASE
-    return sizes
+    words: dict[str, Any] = {"name": model.name, "multiple": VOCABULARY_MULTIPLE}
+    words["wide_gradients"] = not narrow
+    words["tp_mode"] = "REDUCE_SCATTER" if strategy.sequence_parallel else "ALL_REDUCE"
+    words["overlap"] = bool(training.tp_comm_overlap)
+    words["recompute"] = job.recompute() == "full"
+    words["micro_batch"] = job.micro_batch_size(strategy)
+    words["dtype"] = DTYPE[training.precision]
+    words["tied"] = model.tie_embeddings
+    words["epsilon"] = model.norm_epsilon or EPSILON
+    words["base"] = model.rotary_base or ROTARY_BASE
+    return words

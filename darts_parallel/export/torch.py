@@ -33,7 +33,7 @@ from darts_parallel.run import launched, leave
 def batch(step: int) -> Tensor:
     """Tokens of the whole global batch, inputs and targets: random ones, yours to replace."""
     generator = torch.Generator().manual_seed(step)
-    return torch.randint({vocabulary}, ({sequences}, {length} + 1), generator=generator)
+    return torch.randint({model.vocab_size}, ({batch}, {training.seq_len} + 1), generator=generator)
 
 
 def main() -> None:
@@ -74,14 +74,8 @@ def export(job: Request) -> Exported:
     if nodes > 1:
         launch += " --node-rank RANK --master-addr ADDRESS"
     launch += f" {NAME}.py"
-    values = {
-        "name": NAME,
-        "launch": launch,
-        "vocabulary": job.model.vocab_size,
-        "sequences": training.global_batch_size,
-        "length": training.seq_len,
-    }
-    program = PROGRAM.format(headline="\n".join(job.headline()), **values)
+    parts = {"headline": job.headline(), "model": job.model, "training": training}
+    program = PROGRAM.format(name=NAME, launch=launch, batch=training.global_batch_size, **parts)
     ranks = range(problem.cluster.num_devices)
     plan = job.plan.to_dict(problem.model.layer_names, ranks, experts=problem.model.has_experts)
     data = {

@@ -83,10 +83,11 @@ def export(job: Request) -> Exported:
         imports.append(f"from torchtitan.distributed.activation_checkpoint import {recompute}")
     if files:
         imports.append("from pathlib import Path\n")
-    headline = "\n".join(job.headline())
     head = "".join(f"{line}\n" for line in imports)
     body = "\n".join(lines)
-    module = MODULE.format(headline=headline, imports=head, layers=job.model.num_layers, body=body)
+    module = MODULE.format(
+        headline=job.headline(), imports=head, layers=job.model.num_layers, body=body
+    )
     return Exported({"torchtitan_plan.py": module} | files, (_note(job),))
 
 
