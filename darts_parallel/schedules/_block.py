@@ -10,7 +10,6 @@ The authors' schedules follow these rules, and so does this file:
 """
 
 from collections import deque
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from darts_parallel.schedules._folded import Folded, Step, Steps
+from darts_parallel.schedules._searched import Pass, source
 
 Counts = NDArray[np.int64]
 Key = tuple[str, int]
@@ -68,142 +68,106 @@ class BuildingBlock(Folded):
         return starts
 
 
-@dataclass(eq=False)
-class Series:
-    """The passes of a kind and a stage, in the order of micro-batches."""
-
-    kind: str
-    stage: int
-    half: int
-    ended: list[int]
-    """Slots of the passes."""
-    inputs: "Series | None" = None
-    """Passes that give the input of these."""
-
-
-class Placed(NamedTuple):
-    """The pass of one micro-batch."""
-
-    series: Series
-    batch: int
-
-    @property
-    def kind(self) -> str:
-        """Kind of the pass."""
-        return self.series.kind
-
-    @property
-    def ready(self) -> int:
-        """Slot after which the pass has its input and the previous micro-batch has run."""
-        before = self.series.ended[self.batch - 1] if self.batch else -1
-        inputs = self.series.inputs
-        if inputs is None:
-            return before
-        return max(before, inputs.ended[self.batch])
-
-    def put(self, row: "Row", slot: int) -> None:
-        """Run the pass in a slot of its device."""
-        row[slot] = self
-        self.series.ended[self.batch] = slot
-
-
-Row = dict[int, Placed]
+Row = dict[int, Pass]
 """Passes of a device by slot."""
+
+
+class Slots:
+    """The passes of every device by slot, and the slot of every pass."""
+
+    def __init__(self, pp: int) -> None:
+        self.rows: list[Row] = [{} for _ in range(pp)]
+        self.ended: dict[Pass | None, int] = {}
+
+    def put(self, device: int, slot: int, entry: Pass) -> None:
+        """Run a pass in a slot of its device."""
+        self.rows[device][slot] = entry
+        self.ended[entry] = slot
+
+    def ready(self, entry: Pass) -> int:
+        """Return the slot after which a pass has its input and the previous micro-batch has run."""
+        kind, stage, batch = entry
+        given = source(*entry, 2 * len(self.rows), "B")
+        before = self.ended.get((kind, stage, batch - 1), -1)
+        return max(before, self.ended.get(given, -1))
 
 
 @lru_cache(maxsize=8)
 def _placed(schedule: BuildingBlock, pp: int, count: int) -> tuple[tuple[Step, ...], ...]:
     """Repeat the block, then move its passes together where it leaves slots free."""
     slots = repeated(schedule, pp, count)
-    move_together(slots, [held(row) for row in slots], [-1] * pp)
-    last_forward = [_last_forward(row) for row in slots]
+    rows = slots.rows
+    move_together(slots, [held(row) for row in rows], [-1] * pp)
+    last_forward = [_last_forward(row) for row in rows]
     # gradients of weights leave the drain, and return where its backward passes leave slots free
     drained = []
-    for row, end in zip(slots, last_forward, strict=True):
+    for row, end in zip(rows, last_forward, strict=True):
         drained.append(_take_weights(row, end))
     move_together(slots, None, last_forward)
-    for row, entries, end in zip(slots, drained, last_forward, strict=True):
+    for device, entries in enumerate(drained):
         for entry in entries:
-            time = max(entry.ready, end) + 1
-            while time in row:
+            time = max(slots.ready(entry), last_forward[device]) + 1
+            while time in rows[device]:
                 time += 1
-            entry.put(row, time)
-    return tuple(tuple(_in_order(row)) for row in slots)
+            slots.put(device, time, entry)
+    return tuple(tuple(_in_order(row, pp)) for row in rows)
 
 
 def _last_forward(row: Row) -> int:
-    return max(time for time, entry in row.items() if entry.kind == "F")
+    return max(time for time, (kind, _, _) in row.items() if kind == "F")
 
 
-def _take_weights(row: Row, end: int) -> list[Placed]:
+def _take_weights(row: Row, end: int) -> list[Pass]:
     """Remove the gradients of the weights that run after a slot."""
     late = [time for time in sorted(row) if time > end]
-    return [row.pop(time) for time in late if row[time].kind == "W"]
+    return [row.pop(time) for time in late if row[time][0] == "W"]
 
 
-def _in_order(row: Row) -> Steps:
+def _in_order(row: Row, pp: int) -> Steps:
     for time in sorted(row):
-        series, batch = row[time]
-        yield series.kind, series.half, batch
+        kind, stage, batch = row[time]
+        yield kind, int(stage >= pp), batch
 
 
-def _all_series(pp: int, count: int) -> dict[Key, Series]:
-    """Return the passes of every kind and stage."""
-    stages = range(2 * pp)
-    series: dict[Key, Series] = {}
-    for kind in "FBW":
-        for stage in stages:
-            half = int(stage >= pp)
-            series[kind, stage] = Series(kind, stage, half, [0] * count)
-    loss = series["F", stages[-1]]
-    for stage in stages:
-        series["F", stage].inputs = series.get(("F", stage - 1))
-        later = ("B", stage + 1)
-        series["B", stage].inputs = series.get(later, loss)
-        series["W", stage].inputs = series["B", stage]
-    return series
-
-
-def repeated(schedule: BuildingBlock, pp: int, count: int) -> list[Row]:
+def repeated(schedule: BuildingBlock, pp: int, count: int) -> Slots:
     """Repeat the block to the end; gradients of the weights take the slots that it leaves free."""
-    series = _all_series(pp, count)
-    slots: list[Row] = [{} for _ in range(pp)]
-    for device, row in enumerate(slots):
-        for key, first in schedule.starts(device, pp).items():
+    slots = Slots(pp)
+    for device in range(pp):
+        for (kind, stage), first in schedule.starts(device, pp).items():
             for batch in range(count):
-                Placed(series[key], batch).put(row, first + INTERVAL * batch)
-        _fill_with_weights(row, series, 2 * count)
+                slots.put(device, first + INTERVAL * batch, (kind, stage, batch))
+        _fill_with_weights(slots, device, 2 * count)
     return slots
 
 
-def _fill_with_weights(row: Row, series: dict[Key, Series], left: int) -> None:
+def _fill_with_weights(slots: Slots, device: int, left: int) -> None:
     """Put the gradients of the weights into free slots, in the order of their backward passes.
 
     Args:
         left: Number of these gradients.
     """
-    waiting = deque[Placed]()
+    row = slots.rows[device]
+    waiting = deque[Pass]()
     time = min(row)
     while left:
-        entry = row.get(time)
-        if entry is None and waiting:
-            waiting.popleft().put(row, time)
+        kind, stage, batch = row.get(time, ("", 0, 0))
+        if not kind and waiting:
+            slots.put(device, time, waiting.popleft())
             left -= 1
-        elif entry is not None and entry.kind == "B":
-            weights = series["W", entry.series.stage]
-            waiting.append(Placed(weights, entry.batch))
+        elif kind == "B":
+            waiting.append(("W", stage, batch))
         time += 1
 
 
 def held(row: Row) -> Counts:
     """Count the micro-batches that a device keeps after each slot, from forward pass to weights."""
     changes = np.zeros(max(row) + 1, dtype=np.int64)
-    for time, entry in row.items():
-        changes[time] = CHANGE[entry.kind]
+    for time, (kind, _, _) in row.items():
+        changes[time] = CHANGE[kind]
     return np.cumsum(changes)
 
 
-def move_together(slots: list[Row], counts: list[Counts] | None, after: list[int]) -> None:
+def move_together(slots: Slots, counts: list[Counts] | None, after: list[int]) -> None:
     """Move passes in the order of their slots, each to the earliest free one at which it can run.
 
     Args:
@@ -212,26 +176,27 @@ def move_together(slots: list[Row], counts: list[Counts] | None, after: list[int
         after: Slot of every device after which passes move.
     """
     most = max(int(row.max()) for row in counts) if counts else 0
-    end = max(map(max, slots)) + 1
-    free = np.ones((len(slots), end), dtype=bool)
-    for device, row in enumerate(slots):
+    end = max(map(max, slots.rows)) + 1
+    free = np.ones((len(slots.rows), end), dtype=bool)
+    for device, row in enumerate(slots.rows):
         free[device, list(row)] = False
     for now in range(end):
-        for device, row in enumerate(slots):
+        for device, row in enumerate(slots.rows):
             if free[device, now] or now <= after[device]:
                 continue
             entry = row[now]
-            first = max(entry.ready, after[device]) + 1
+            kind = entry[0]
+            first = max(slots.ready(entry), after[device]) + 1
             open_slots = free[device, first:now].copy()
-            if counts and entry.kind == "F":
+            if counts and kind == "F":
                 _close_full(open_slots, counts[device][first:now] >= most)
             if not open_slots.any():
                 continue
             slot = first + int(open_slots.argmax())
-            if counts and entry.kind != "B":
-                counts[device][slot:now] += CHANGE[entry.kind]
+            if counts and kind != "B":
+                counts[device][slot:now] += CHANGE[kind]
             del row[now]
-            entry.put(row, slot)
+            slots.put(device, slot, entry)
             free[device, now] = True
             free[device, slot] = False
 

@@ -10,9 +10,6 @@ from dataclasses import dataclass, field
 from darts_parallel.schedules._folded import Step
 from darts_parallel.schedules._searched import source
 
-WITHOUT_WEIGHTS = {"F": "F", "B": "I", "W": "W"}
-"""Kinds of passes as `source` names them: a backward pass here leaves the gradient of the weights out."""
-
 Ends = dict[tuple[str, int, int], int]
 """Second at which the pass of a kind, stage and micro-batch ends."""
 
@@ -56,7 +53,7 @@ class _Device:
         kind, half, batch = self.left[0]
         if kind == "F" and self.held == self.most:
             return False
-        needed = source(kind, self.stages[half], batch, self.last_stage + 1)
+        needed = source(kind, self.stages[half], batch, self.last_stage + 1, "B")
         return needed is None or ends.get(needed, now + 1) <= now
 
 
@@ -84,5 +81,5 @@ def with_late_weights(
         for device, step in zip(devices, ran, strict=True):
             if step is not None:
                 kind, half, batch = step
-                ends[WITHOUT_WEIGHTS[kind], device.stages[half], batch] = now
+                ends[kind, device.stages[half], batch] = now
     return tuple(tuple(device.done) for device in devices)

@@ -152,15 +152,19 @@ def _incomplete(row: Row, wanted: set[Pass], count: int) -> str | None:
     return None
 
 
-def source(kind: str, stage: int, batch: int, num_stages: int) -> Pass | None:
-    """Return the pass that gives a pass its input; None: it needs none."""
+def source(kind: str, stage: int, batch: int, num_stages: int, backward: str = "I") -> Pass | None:
+    """Return the pass that gives a pass its input; None: it needs none.
+
+    Args:
+        backward: Name of the backward passes without the gradient of the weights.
+    """
     if kind == "F":
         return ("F", stage - 1, batch) if stage else None
     if kind == "W":
-        return "I", stage, batch
+        return backward, stage, batch
     if stage == num_stages - 1:
         return "F", stage, batch
-    return "I", stage + 1, batch
+    return backward, stage + 1, batch
 
 
 def _read(text: str) -> Operation:

@@ -73,11 +73,11 @@ def test_passes_that_move_together_run_and_are_held_no_longer(
     schedule: BuildingBlock, pp: int
 ) -> None:
     slots = repeated(schedule, pp, 2 * pp)
-    before = [{entry: time for time, entry in row.items()} for row in slots]
-    counts = [held(row) for row in slots]
+    before = [{entry: time for time, entry in row.items()} for row in slots.rows]
+    counts = [held(row) for row in slots.rows]
     most = max(int(row.max()) for row in counts)
     move_together(slots, counts, [-1] * pp)
-    for row, times in zip(slots, before, strict=True):
+    for row, times in zip(slots.rows, before, strict=True):
         assert len(row) == len(times)
         assert all(time <= times[entry] for time, entry in row.items())
         assert held(row).max() <= most
