@@ -87,7 +87,8 @@ class Slots:
     def ready(self, entry: Pass) -> int:
         """Return the slot after which a pass has its input and the previous micro-batch has run."""
         kind, stage, batch = entry
-        given = source(*entry, 2 * len(self.rows), "B")
+        num_stages = 2 * len(self.rows)
+        given = source(kind, stage, batch, num_stages, "B")
         before = self.ended.get((kind, stage, batch - 1), -1)
         return max(before, self.ended.get(given, -1))
 
@@ -119,8 +120,11 @@ def _last_forward(row: Row) -> int:
 
 def _take_weights(row: Row, end: int) -> list[Pass]:
     """Remove the gradients of the weights that run after a slot."""
-    late = [time for time in sorted(row) if time > end]
-    return [row.pop(time) for time in late if row[time][0] == "W"]
+    taken = []
+    for time in sorted(row):
+        if time > end and row[time][0] == "W":
+            taken.append(row.pop(time))
+    return taken
 
 
 def _in_order(row: Row, pp: int) -> Steps:
