@@ -1,7 +1,7 @@
 """The choices of one operator on a mesh, with their seconds."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import prod
@@ -165,7 +165,7 @@ def _alike(
     state: str,
 ) -> Split:
     """Return the split with one state for all tensors."""
-    return Split(label, (state,) * len(op.inputs), (state,) * len(op.outputs))
+    return Split(label, (state,) * len(op.tensors))
 
 
 def _axis_splits(
@@ -216,8 +216,7 @@ def _with_known_gradients(
     for name, state in zip(op.tensors, split.states, strict=True):
         trained = state != VARYING or job.graph.values[name].needs_grad
         states.append(state if trained else REPLICATED)
-    count = len(op.inputs)
-    return Split(split.label, tuple(states[:count]), tuple(states[count:]))
+    return Split(split.label, tuple(states))
 
 
 def _with_slices(
@@ -232,7 +231,7 @@ def _with_slices(
     gathered = [split for split in found if split.label == "columns"]
     if job.sliced:
         found = [split for split in found if split not in gathered]
-    return found + [replace(one, inputs=(SLICED, *one.inputs[1:])) for one in gathered]
+    return found + [Split(one.label, (SLICED, *one.states[1:])) for one in gathered]
 
 
 def _gathers_a_slice(
@@ -253,11 +252,12 @@ def _lossy(
     found: Sequence[Split],
 ) -> Iterator[Split]:
     """Yield the splits that make a sum, which is reduced with few bits as soon as it is made."""
-    if job.graph.values[op.outputs[0]].elements > 1:
-        for split, bits in product(found, job.bits):
-            made = split.outputs == (PARTIAL,) and PARTIAL not in split.inputs
-            if made and bits < LOSSLESS:
-                yield Split(f"{split.label}@{bits}", split.inputs, (f"{PARTIAL}{bits}",))
+    if len(op.outputs) > 1 or job.graph.values[op.outputs[0]].elements == 1:
+        return
+    for split, bits in product(found, job.bits):
+        *given, made = split.states
+        if made == PARTIAL and PARTIAL not in given and bits < LOSSLESS:
+            yield Split(f"{split.label}@{bits}", (*given, f"{PARTIAL}{bits}"))
 
 
 def _loss_steps(

@@ -11,15 +11,15 @@ An operator without a rule has no split: it is replicated, and reported.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from math import prod
 
 import torch
 from torch.fx import Node
 
-from darts_parallel.graph._states import PARTIAL, REPLICATED, VARYING, Shape, is_split, shard
-from darts_parallel.graph.operators import GROUPED, GraphOperator, ModuleGraph, kinds
+from darts_parallel.graph._states import PARTIAL, REPLICATED, VARYING, Shape, shard
+from darts_parallel.graph.operators import GROUPED, GraphOperator, GraphValue, ModuleGraph, kinds
 
 Place = int | str | None
 """Dimension of a tensor that is split, or a state; None: the tensor lacks the dimension."""
@@ -30,13 +30,8 @@ class Split:
     """One named dimension of an operator, split over a mesh axis."""
 
     label: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-    @property
-    def states(self) -> tuple[str, ...]:
-        """States of inputs, then of outputs."""
-        return self.inputs + self.outputs
+    states: tuple[str, ...]
+    """Of inputs, then of outputs."""
 
 
 def _state(place: Place) -> str:
@@ -61,7 +56,8 @@ class RuleCall:
         made: Place,
     ) -> Split:
         """Return the split of a named dimension from its place in every input, and in all outputs."""
-        return Split(label, tuple(map(_state, inputs)), (_state(made),) * len(self.outputs))
+        states = map(_state, inputs)
+        return Split(label, (*states, *[_state(made)] * len(self.outputs)))
 
     def mapped(
         self,
@@ -355,7 +351,7 @@ def batch_normalized(call: RuleCall) -> Iterator[Split]:
         found.append(call.split("batch", [0, *[None] * others], 0))
     for split in found:
         statistics = (REPLICATED,) * (len(call.outputs) - 1)
-        yield replace(split, outputs=split.outputs[:1] + statistics)
+        yield Split(split.label, split.states[: others + 2] + statistics)
 
 
 def cross_entropy(call: RuleCall) -> Iterator[Split]:
@@ -453,7 +449,7 @@ def splits(
     graph: ModuleGraph,
     ranks: int,
 ) -> list[Split]:
-    """Return the named dimensions of an operator that `ranks` ranks can share evenly, without "none"."""
+    """Return the named dimensions of an operator, without "none"; ranks may share them unevenly."""
     rule = rule_of(op)
     if rule is None or not op.inputs:
         return []
@@ -463,8 +459,7 @@ def splits(
     rounds = values[0].floating and not values[-1].floating
     if _is_linear(op) and not rounds:
         found.append(call.split("partial", [PARTIAL] * len(op.inputs), PARTIAL))
-    summed = [not value.truth for value in values]
-    return [split for split in dict.fromkeys(found) if _is_possible(split, call, summed)]
+    return [split for split in dict.fromkeys(found) if not _sums_truths(split, values)]
 
 
 def _is_linear(op: GraphOperator) -> bool:
@@ -474,19 +469,7 @@ def _is_linear(op: GraphOperator) -> bool:
     return op.op not in ("add", "sub") or len(op.inputs) == 2
 
 
-def _is_possible(
-    split: Split,
-    call: RuleCall,
-    summed: Sequence[bool],
-) -> bool:
-    """Return whether the ranks divide every split dimension evenly, and sums are of numbers."""
-    shapes = call.inputs + call.outputs
-    for state, shape, is_number in zip(split.states, shapes, summed, strict=True):
-        if is_split(state):
-            d = int(state[1:])
-            size = shape[d] if d < len(shape) else 0
-            if size == 0 or size % call.ranks:
-                return False
-        elif state == PARTIAL and not is_number:
-            return False
-    return True
+def _sums_truths(split: Split, values: Sequence[GraphValue]) -> bool:
+    """Return whether a partial sum would be of truths."""
+    pairs = zip(split.states, values, strict=True)
+    return any(state == PARTIAL and value.truth for state, value in pairs)

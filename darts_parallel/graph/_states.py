@@ -85,12 +85,19 @@ def divides(
     state: State,
     ranks: tuple[int, ...],
 ) -> bool:
-    """Return whether the axes that split a dimension divide it evenly, all of them together."""
+    """Return whether the axes that split a dimension divide it evenly, all of them together.
+
+    A tensor that lacks the dimension is not divided.
+    """
     parts = dict.fromkeys(filter(is_split, state), 1)
     for one, count in zip(state, ranks, strict=True):
         if one in parts:
             parts[one] *= count
-    return all(shape[int(one[1:])] % count == 0 for one, count in parts.items())
+    for one, count in parts.items():
+        dim = int(one[1:])
+        if dim >= len(shape) or shape[dim] % count:
+            return False
+    return True
 
 
 def ordered_moves(

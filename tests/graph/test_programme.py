@@ -236,9 +236,9 @@ def test_ranks_with_a_part_of_a_sum_hold_partial_sums(reduction: str, partial: b
 
     graph = on_meta(Reduced, [4, 8])
     (op,) = graph.of_kind(reduction)
-    made = {one.inputs: one.outputs for one in splits(op, graph, 2)}
-    assert made[(shard(0),)] == (shard(0),)
-    assert made.get((shard(1),)) == ((PARTIAL,) if partial else None)
+    made = {one.states[0]: one.states[1] for one in splits(op, graph, 2)}
+    assert made[shard(0)] == shard(0)
+    assert made.get(shard(1)) == (PARTIAL if partial else None)
 
 
 def test_an_operator_without_a_rule_is_replicated_and_reported() -> None:
