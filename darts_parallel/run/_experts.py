@@ -10,7 +10,7 @@ Parallel Folding, arXiv 2504.14960, section 3.2). How many rows go where is know
 routed, so ranks send unequal numbers, none included.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -69,14 +69,12 @@ class Route:
             parts = [torch.empty_like(received) for _ in range(within.size())]
             dist.all_gather(parts, received, group=within)
         self._gathered: list[int] = [int(part.sum()) for part in parts]
-        runs = torch.stack(parts)
-        """Rows by rank of a split expert, sending rank and expert."""
-        self._runs: list[int] = runs.flatten().tolist()
-        local = runs.shape[-1]
-        # from the order of arrival into that of the experts, whose runs then lie side by side
-        places = torch.arange(runs.numel()).reshape(-1, local)
-        self._order = places.T.flatten().tolist()
-        self.counts: list[int] = runs.flatten(0, 1).sum(0).tolist()
+        runs = torch.cat(parts)
+        """Rows by sending rank and expert, in the order of arrival."""
+        # from the order of arrival into that of the experts, whose rows then lie side by side
+        experts = torch.arange(runs.shape[1], device=runs.device).repeat(len(runs))
+        self._order = experts.repeat_interleave(runs.flatten()).argsort(stable=True)
+        self.counts: list[int] = runs.sum(0).tolist()
         """Rows of each expert that this rank holds."""
 
     def to_experts(self, rows: Tensor) -> Tensor:
@@ -85,12 +83,11 @@ class Route:
         if self.within is not None:
             # gradients are summed, since every rank computes with all rows
             rows = moved(rows, *self._ways_within(_gathered, _own_sum))
-        return _reordered(rows, self._runs, self._order)
+        return rows[self._order]
 
     def back(self, rows: Tensor) -> Tensor:
         """Send results back, partial results of a split expert summed."""
-        inverse = sorted(range(len(self._order)), key=self._order.__getitem__)
-        rows = _reordered(rows, [self._runs[i] for i in self._order], inverse)
+        rows = rows[self._order.argsort()]
         if self.within is not None:
             rows = moved(rows, *self._ways_within(_own_sum, _gathered))
         return self._exchanged(rows, self._received, self._sent)
@@ -105,11 +102,6 @@ class Route:
 
     def _ways_within(self, *ways: Callable[..., Tensor]) -> Iterator[Way]:
         return (partial(way, counts=self._gathered, group=self.within) for way in ways)
-
-
-def _reordered(rows: Tensor, runs: Sequence[int], order: Sequence[int]) -> Tensor:
-    parts = torch.split(rows, list(runs))
-    return torch.cat([parts[i] for i in order])
 
 
 class Mlp(nn.Module):
