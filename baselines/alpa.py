@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from scipy.linalg import block_diag
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from baselines._planner import Incumbent, on_tables
@@ -186,21 +187,17 @@ def choose(
     objective = np.concatenate([load.ravel(), *flat, [0.0]])
     size = len(objective)
     one_of = np.zeros((count, size))
+    one_of[:, :choices] = np.kron(np.eye(count), np.ones(num))
     fit = np.zeros((count + 1, size))
-    fit[:count, -1] = -1.0
-    fit[count, -1] = 1.0
-    for n in range(count):
-        own = slice(n * num, (n + 1) * num)
-        one_of[n, own] = 1.0
-        fit[n, own] = working[n]
-        fit[count, own] = memory[n]
+    fit[:count, :choices] = block_diag(*working)
+    fit[count, :choices] = memory.ravel()
+    fit[:, -1] = np.append(np.full(count, -1.0), 1.0)
     limits = [
         LinearConstraint(one_of, 1.0, 1.0),
         LinearConstraint(fit, -np.inf, np.eye(count + 1)[count]),
     ]
     if switches:
-        flows = _flows(layout, (count, num), len(switches[0]), size)
-        limits.append(LinearConstraint(flows, 0.0, 0.0))
+        limits.append(LinearConstraint(_flows(layout, count, len(switches[0])), 0.0, 0.0))
     whole = (np.arange(size) < choices).astype(float)
     scaled = objective / max(float(np.abs(objective).max()), 1e-30)
     bounds = Bounds(0.0, np.where(whole > 0, 1.0, np.inf))
@@ -211,32 +208,19 @@ def choose(
     return weights.argmax(axis=1).tolist()
 
 
-def _flows(
-    layout: Index,
-    shape: tuple[int, int],
-    width: int,
-    size: int,
-) -> Array:
+def _flows(layout: Index, count: int, width: int) -> Array:
     """Return rows that tie the flows between neighbours to their strategies' layouts.
 
     Args:
         layout: Layout of every strategy, `(C,)`.
-        shape: Operators and strategies.
+        count: Operators.
         width: Layouts.
-        size: Variables.
     """
-    count, num = shape
-    flows = np.zeros((2 * width * (count - 1), size))
-    one = np.eye(width)
     of_layout = (layout == np.arange(width)[:, None]).astype(float)
-    for n in range(count - 1):
-        rows = flows[2 * width * n : 2 * width * (n + 1)]
-        begin = count * num + n * width**2
-        flow = rows[:, begin : begin + width**2]
-        flow[:width] = np.kron(one, np.ones(width))
-        flow[width:] = np.kron(np.ones(width), one)
-        first = n * num
-        second = first + num
-        rows[:width, first:second] = -of_layout
-        rows[width:, second : second + num] = -of_layout
-    return flows
+    one = np.eye(width)
+    pairs = np.eye(count - 1)
+    left = np.kron(np.eye(count)[:-1], np.vstack([of_layout, 0.0 * of_layout]))
+    right = np.kron(np.eye(count)[1:], np.vstack([0.0 * of_layout, of_layout]))
+    flows = np.vstack([np.kron(one, np.ones(width)), np.kron(np.ones(width), one)])
+    last = np.zeros((len(left), 1))
+    return np.hstack([-left - right, np.kron(pairs, flows), last])
