@@ -156,11 +156,8 @@ class Bytes:
 class StepComparison:
     """Comparison of one plan with one process."""
 
-    loss: float
-    reference_loss: float
-    second_loss: float
-    """After the optimizer step."""
-    second_reference_loss: float
+    losses: tuple[tuple[float, float], ...]
+    """Of the plan and of one process, before and after the optimizer step."""
     gradients: dict[str, float]
     """Largest relative difference by parameter."""
     bytes: tuple[Bytes, ...]
@@ -168,8 +165,7 @@ class StepComparison:
     @property
     def loss_error(self) -> float:
         """Relative difference of the loss, before or after the optimizer step."""
-        first = abs(self.loss / self.reference_loss - 1.0)
-        return max(first, abs(self.second_loss / self.second_reference_loss - 1.0))
+        return max(abs(own / wanted - 1.0) for own, wanted in self.losses)
 
     @property
     def worst(self) -> tuple[str, float]:
@@ -209,7 +205,7 @@ def verify(engine: Engine, seed: int) -> StepComparison:
         losses.append((loss, float(wanted)))
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
-    return StepComparison(*losses[0], *losses[1], gradients, tuple(chain(*everyone)))
+    return StepComparison(tuple(losses), gradients, tuple(chain(*everyone)))
 
 
 def _compare(engine: Engine, reference: Reference | None) -> dict[str, float]:

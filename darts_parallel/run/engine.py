@@ -1,6 +1,8 @@
 """One training step of a plan on this rank: schedule, loss, reduction of gradients, optimizer."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -103,8 +105,11 @@ class Clock:
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
-    def add(self, name: str, began: float) -> None:
-        """Count the time since `began`."""
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Count the seconds of the body."""
+        began = self.now()
+        yield
         self.phases[name] += self.now() - began
 
 
@@ -114,16 +119,12 @@ class _TimedStage(PipelineStage):
     clock: Clock
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        began = self.clock.now()
-        result = super().forward_one_chunk(*args, **kwargs)
-        self.clock.add("forward", began)
-        return result
+        with self.clock.timed("forward"):
+            return super().forward_one_chunk(*args, **kwargs)
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        began = self.clock.now()
-        result = super().backward_one_chunk(*args, **kwargs)
-        self.clock.add("backward", began)
-        return result
+        with self.clock.timed("backward"):
+            return super().backward_one_chunk(*args, **kwargs)
 
 
 class Engine:
@@ -173,15 +174,14 @@ class Engine:
         targets = self._part(batch[:, 1:], last.tp, last.dp)
         phases = self.clock.phases
         before = phases["forward"] + phases["backward"]
-        began = self.clock.now()
         few_bits = self.dtype is torch.bfloat16
-        with torch.autocast(self.device.type, self.dtype, enabled=few_bits):
+        own_types = torch.autocast(self.device.type, self.dtype, enabled=few_bits)
+        with self.clock.timed("waiting"), own_types:
             if self.schedule is None:
                 losses = self._in_turn(inputs, targets)
             else:
                 losses = self._pipelined(inputs, targets)
-        computed = phases["forward"] + phases["backward"] - before
-        phases["waiting"] += self.clock.now() - began - computed
+        phases["waiting"] -= phases["forward"] + phases["backward"] - before
         mean = torch.zeros((), device=self.device)
         if losses and self.meshes.position % last.tp == 0:
             mean += torch.stack(losses).sum()
@@ -190,20 +190,18 @@ class Engine:
 
     def synchronise(self) -> None:
         """Sum the gradients of all ranks that share a parameter."""
-        began = self.clock.now()
-        for unit in self.units:
-            unit.reduce()
-        self.tied.sum()
-        self.clock.add("synchronisation", began)
+        with self.clock.timed("synchronisation"):
+            for unit in self.units:
+                unit.reduce()
+            self.tied.sum()
 
     def update(self) -> None:
         """Make the optimizer step; gradients are forgotten."""
-        began = self.clock.now()
-        self.optimizer.step()
-        for unit in self.units:
-            unit.publish()
-            unit.clear()
-        self.clock.add("optimizer", began)
+        with self.clock.timed("optimizer"):
+            self.optimizer.step()
+            for unit in self.units:
+                unit.publish()
+                unit.clear()
 
     def _part(self, tokens: Tensor, tp: int, dp: int) -> Tensor:
         index = self.meshes.position // tp
@@ -214,12 +212,10 @@ class Engine:
         losses = []
         count = self.plan.num_micro_batches
         for tokens, wanted in zip(inputs.chunk(count), targets.chunk(count), strict=True):
-            began = self.clock.now()
-            loss = self.loss(chunk(tokens), wanted)
-            self.clock.add("forward", began)
-            began = self.clock.now()
-            loss.backward()  # type: ignore[no-untyped-call]
-            self.clock.add("backward", began)
+            with self.clock.timed("forward"):
+                loss = self.loss(chunk(tokens), wanted)
+            with self.clock.timed("backward"):
+                loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
         return losses
 

@@ -180,10 +180,8 @@ def _table(
 def _render_verdict(verdict: StepComparison, console: Console) -> None:
     name, error = verdict.worst
     rows = []
-    for label, mine, reference in (
-        ("loss", verdict.loss, verdict.reference_loss),
-        ("loss of the next step", verdict.second_loss, verdict.second_reference_loss),
-    ):
+    labels = ("loss", "loss of the next step")
+    for label, (mine, reference) in zip(labels, verdict.losses, strict=True):
         judged = _judged(abs(mine / reference - 1.0))
         rows.append((label, f"{mine:.7f}", f"{reference:.7f}", *judged))
     judged = _judged(error)
