@@ -16,8 +16,8 @@ from darts_parallel.bilevel.job import judged as judged
 from darts_parallel.bilevel.job import times as times
 from darts_parallel.bilevel.loop import BilevelLoop as BilevelLoop
 from darts_parallel.bilevel.loop import TrainingPhase as TrainingPhase
-from darts_parallel.bilevel.optimum import BatchPlan as BatchPlan
 from darts_parallel.bilevel.settings import BilevelSettings as BilevelSettings
+from darts_parallel.bilevel.space import BatchPlan as BatchPlan
 from darts_parallel.bilevel.space import LogSlowdown as LogSlowdown
 from darts_parallel.errors import lazy_names
 

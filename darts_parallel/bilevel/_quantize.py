@@ -73,7 +73,7 @@ def straight_through_sum(
     block_size: int = BLOCK,
 ) -> Tensor:
     """Take `lossy_sum` in the forward pass, the exact sum in backward (Bengio et al. 2013)."""
-    exact = partials[0] if partials.shape[0] == 1 else partials.sum(0)
+    exact = partials.sum(0)
     if bits >= LOSSLESS or partials.shape[0] == 1:
         return exact
     return exact + (lossy_sum(partials, bits, block_size) - exact).detach()

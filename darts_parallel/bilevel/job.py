@@ -16,7 +16,7 @@ from rich.table import Table
 
 from darts_parallel.bilevel.data import load_corpus
 from darts_parallel.bilevel.loop import BilevelLoop, BilevelRecord, TrainingPhase
-from darts_parallel.bilevel.optimum import BatchPlan, verify
+from darts_parallel.bilevel.optimum import verify
 from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Retrained, Retraining
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.config import LOSSLESS
@@ -211,7 +211,7 @@ class BilevelJob:
         chosen = phases[-1].plan
         here = chosen.problem(self.problem)
         rounded = loop.upper.rounded(loop.prices, chosen.batch)
-        raw = chosen if rounded is None else BatchPlan.of(loop.space, rounded, loop.prices)
+        raw = rounded or chosen
         stages = (PlanStage("repaired", raw.seconds, fits=True),) if rounded else ()
         answers = []
         checks = self.problem.config.verification

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from darts_parallel.bilevel.space import (
     FIRST_BLOCK,
+    BatchPlan,
     Candidate,
-    JointPlan,
     JointSpace,
     LogSlowdown,
 )
@@ -126,11 +126,11 @@ class UpperLevel:
         self.step_number += 1
         return record
 
-    def rounded(self, prices: LogSlowdown, batch: int) -> JointPlan | None:
+    def rounded(self, prices: LogSlowdown, batch: int) -> BatchPlan | None:
         """Return the best plan of a global batch size that the relaxed plans round to; None: none fits."""
         with torch.no_grad():
             priced = self._priced(prices)
-        best: JointPlan | None = None
+        best: BatchPlan | None = None
         for group, relaxed in zip(self.groups, priced.relaxed, strict=True):
             number = group.table_index
             if self.space.batches[number] != batch:

@@ -29,9 +29,9 @@ from darts_parallel.bilevel._trainer import (
 )
 from darts_parallel.bilevel.data import Corpus, sample
 from darts_parallel.bilevel.logits import Leader, UpperLevel
-from darts_parallel.bilevel.optimum import BatchPlan, find_optimum
+from darts_parallel.bilevel.optimum import find_optimum
 from darts_parallel.bilevel.settings import BilevelSettings
-from darts_parallel.bilevel.space import EXACT, Candidate, JointSpace, LogSlowdown
+from darts_parallel.bilevel.space import EXACT, BatchPlan, Candidate, JointSpace, LogSlowdown
 from darts_parallel.bilevel.trials import Trials
 from darts_parallel.config import LOSSLESS
 from darts_parallel.gradient import NoPlanFitsError, StepRecord

@@ -8,72 +8,17 @@ price at which no seconds are worth a step. The better of both ends is taken.
 """
 
 import time
-from dataclasses import dataclass, replace
-from math import log
+from dataclasses import replace
 from typing import Any
 
-from darts_parallel.bilevel.space import Candidate, JointPlan, JointSpace, LogSlowdown
-from darts_parallel.cost import CostTable, canonical
+from darts_parallel.bilevel.space import BatchPlan, JointSpace, LogSlowdown, priced
 from darts_parallel.exact import Verification, find_layerwise_plan, find_uniform_plan
-from darts_parallel.plans import Plan
-from darts_parallel.problem import Problem
 
 AGREEMENT = 1e-9
 """Differences of the objective below this are rounding."""
 MAX_ROUNDS = 8
 RATIO = 1e3
 """Price of a log step, in seconds of the fastest plan, at which no seconds are worth a step."""
-
-
-@dataclass(frozen=True)
-class BatchPlan:
-    """The best plan of one global batch size, and what it costs."""
-
-    plan: Plan
-    blocks: tuple[Candidate, ...]
-    """The part of every block that affects the loss."""
-    batch: int
-    """Global batch size."""
-    seconds: float
-    """Predicted seconds a step."""
-    log_slowdown: float
-    """Learned, up to a constant that all plans share."""
-    proven: bool
-    """Whether no plan of the batch size has less seconds plus learned price of a step."""
-
-    @staticmethod
-    def of(
-        space: JointSpace,
-        found: JointPlan,
-        prices: LogSlowdown,
-        *,
-        proven: bool = False,
-    ) -> "BatchPlan":
-        """Put a hard plan into words; strategies of a layer that cost and train the same get one name."""
-        table = priced(space.tables[found.table], prices, found.seconds)
-        plan = canonical(table, found.plans).to_plan(0, table)
-        batch = space.batches[found.table]
-        costs = (found.seconds, found.log_slowdown)
-        return BatchPlan(plan, space.blocks_of(plan), batch, *costs, proven)
-
-    def problem(self, problem: Problem) -> Problem:
-        """Set the plan's global batch size."""
-        return problem.with_training(global_batch_size=self.batch)
-
-    @property
-    def value(self) -> float:
-        """The upper objective, `log(seconds) + log(steps)`; lower is better."""
-        return log(self.seconds) + self.log_slowdown
-
-    def describe(self) -> str:
-        """Name degrees, micro-batches and bits."""
-        return self.plan.describe(self.batch)
-
-
-def priced(table: CostTable, prices: LogSlowdown, price: float) -> CostTable:
-    """Add the price of steps to `per_iteration`: so many seconds for a log slowdown of 1."""
-    steps = price * prices.on_choices(table)
-    return replace(table, per_iteration=table.per_iteration + steps)
 
 
 def find_optimum(
@@ -104,7 +49,7 @@ def _followed(
 ) -> BatchPlan | None:
     """Solve at a price, then at the seconds of the plan found, until nothing improves."""
     numbers = space.of_batch(batch)
-    best: JointPlan | None = None
+    best: BatchPlan | None = None
     proven = True
     for _ in range(MAX_ROUNDS):
         tables = [priced(space.tables[number], prices, price) for number in numbers]
@@ -117,7 +62,7 @@ def _followed(
             break
         best = found
         price = found.seconds
-    return None if best is None else BatchPlan.of(space, best, prices, proven=proven)
+    return None if best is None else replace(best, proven=proven)
 
 
 def verify(

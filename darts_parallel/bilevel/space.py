@@ -15,6 +15,7 @@ from darts_parallel.cost import (
     CostTable,
     HardPlans,
     build_tables,
+    canonical,
     evaluate_batch,
     float_tensor,
     without_dominated,
@@ -135,20 +136,39 @@ class LogSlowdown:
 
 
 @dataclass(frozen=True)
-class JointPlan:
-    """A hard plan of one table and what it costs."""
+class BatchPlan:
+    """The best plan of one global batch size, and what it costs."""
 
-    table: int
-    plans: HardPlans
-    """A batch of length 1, of the table of that number."""
+    plan: Plan
+    blocks: tuple[Candidate, ...]
+    """The part of every block that affects the loss."""
+    batch: int
+    """Global batch size."""
     seconds: float
     """Predicted seconds a step."""
     log_slowdown: float
+    """Learned, up to a constant that all plans share."""
+    proven: bool = False
+    """Whether no plan of the batch size has less seconds plus learned price of a step."""
+
+    def problem(self, problem: Problem) -> Problem:
+        """Set the plan's global batch size."""
+        return problem.with_training(global_batch_size=self.batch)
 
     @property
     def value(self) -> float:
         """The upper objective, `log(seconds) + log(steps)`; lower is better."""
         return log(self.seconds) + self.log_slowdown
+
+    def describe(self) -> str:
+        """Name degrees, micro-batches and bits."""
+        return self.plan.describe(self.batch)
+
+
+def priced(table: CostTable, prices: LogSlowdown, price: float) -> CostTable:
+    """Add the price of steps to `per_iteration`: so many seconds for a log slowdown of 1."""
+    steps = price * prices.on_choices(table)
+    return replace(table, per_iteration=table.per_iteration + steps)
 
 
 @dataclass(frozen=True)
@@ -219,18 +239,24 @@ class JointSpace:
         table: int,
         plans: HardPlans,
         prices: LogSlowdown,
-    ) -> JointPlan | None:
-        """Return the best of B hard plans of a table; None where none fits the memory."""
+    ) -> BatchPlan | None:
+        """Return the best of B hard plans of a table; None where none fits the memory.
+
+        Strategies of a layer that cost and train the same get one name.
+        """
         own = self.tables[table]
+        batch = self.batches[table]
         cost = evaluate_batch(own, plans)
         by_layer = prices.on_choices(own)[torch.arange(own.num_layers), plans.choices]
-        steps = by_layer.sum(1) + prices.by_batch[self.batches[table]]
+        steps = by_layer.sum(1) + prices.by_batch[batch]
         value = (cost.iteration_time.log() + steps).masked_fill(~cost.feasible, torch.inf)
         index = int(value.argmin())
         if not bool(cost.feasible[index]):
             return None
         seconds = float(cost.iteration_time[index])
-        return JointPlan(table, plans[index : index + 1], seconds, float(steps[index]))
+        own = priced(own, prices, seconds)
+        plan = canonical(own, plans[index : index + 1]).to_plan(0, own)
+        return BatchPlan(plan, self.blocks_of(plan), batch, seconds, float(steps[index]))
 
 
 def _without_dominated(table: CostTable) -> CostTable:

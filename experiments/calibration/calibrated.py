@@ -12,6 +12,7 @@ a deviation and few leave it to what it is a deviation from.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 from math import log
 from pathlib import Path
@@ -172,25 +173,26 @@ class Calibrated:
     correlation: Tensor
     """Shape `(P, P)`."""
 
+    @cached_property
+    def known(self) -> dict[LatentKey, float]:
+        """Means by key."""
+        return dict(zip(self.keys, self.mean.tolist(), strict=True))
+
     def at(self, place: Place) -> dict[str, Tensor]:
         """Compute every quantity at a place; what had no runs stays at what it is a deviation from."""
-        known = dict(zip(self.keys, self.mean, strict=True))
-        zero = float_tensor(0.0)
         values = {}
         for quantity in QUANTITIES:
-            parts = [known.get(key, zero) for key in quantity.keys(place)]
-            values[quantity.name] = quantity.at(place, sum(parts, zero))
+            parts = [self.known.get(key, 0.0) for key in quantity.keys(place)]
+            values[quantity.name] = quantity.at(place, float_tensor(sum(parts)))
         return values
 
     def latent(self, parameters: Parameters) -> Tensor:
         """Return these numbers in the order of `parameters`, 0 for those that are not among them."""
-        known = dict(zip(self.keys, self.mean.tolist(), strict=True))
-        return float_tensor([known.get(key, 0.0) for key in parameters.keys])
+        return float_tensor([self.known.get(key, 0.0) for key in parameters.keys])
 
     def deviation(self, quantity: str, scope: str, name: str) -> float:
         """Return a deviation on the unbounded scale; 0 where there were no runs."""
-        key = (quantity, scope, name)
-        return float(self.mean[self.keys.index(key)]) if key in self.keys else 0.0
+        return self.known.get((quantity, scope, name), 0.0)
 
     def names(self, scope: str) -> list[str]:
         """List the names of a scope that have a deviation."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from darts_parallel.bilevel.logits import UpperLevel
-from darts_parallel.bilevel.optimum import BatchPlan, find_optimum
+from darts_parallel.bilevel.optimum import find_optimum
 from darts_parallel.bilevel.space import FIRST_BLOCK, JointSpace, LogSlowdown
 from darts_parallel.config.schema import SearchConfig
 from darts_parallel.cost.evaluation import evaluate
@@ -44,16 +44,15 @@ def test_a_plan_in_words_costs_what_the_table_says_at_the_learned_prices(table: 
     plans = random_plans(table, 12, seed=table)
     for index in range(12):
         one = plans[index : index + 1]
-        priced = SPACE.price(table, one, known)
-        found = BatchPlan.of(SPACE, priced, known)
-        assert evaluate(found.plan, PROBLEM).iteration_time_s == pytest.approx(priced.seconds)
+        found = SPACE.price(table, one, known)
+        assert evaluate(found.plan, PROBLEM).iteration_time_s == pytest.approx(found.seconds)
         edges = [found.plan.layers[0], *found.plan.layers[FIRST_BLOCK + SPACE.num_blocks :]]
         lossy = sum(
             min(layer.tp_comm_bits if layer.tp > 1 else 16, layer.grad_comm_bits) < 16
             for layer in edges
         )
         steps = known.of_plan(found.blocks, GIVEN) + lossy
-        assert priced.log_slowdown == pytest.approx(steps, abs=1e-12)
+        assert found.log_slowdown == pytest.approx(steps, abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(3))
