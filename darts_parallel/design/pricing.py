@@ -4,7 +4,7 @@ Memory is bought for the chance `space.out_of_memory` of one device, with the sp
 reference's bytes.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -41,13 +41,17 @@ class PricedTable(NamedTuple):
     cost: BatchCost
 
 
+@dataclass(frozen=True)
 class Priced:
-    """Log seconds (`heights`) of P plans at a point of F factors; slopes when they are first asked for."""
+    """Log seconds of P plans at a point of F factors; slopes when they are first asked for."""
 
-    def __init__(self, log_seconds: Tensor, point: Tensor) -> None:
-        self._log_seconds = log_seconds
-        self.point = point
-        self.heights: Array = log_seconds.detach().numpy()
+    log_seconds: Tensor
+    point: Tensor
+
+    @property
+    def heights(self) -> Array:
+        """Log seconds as numbers."""
+        return self.log_seconds.detach().numpy()
 
     @cached_property
     def slopes(self) -> Array:
@@ -58,8 +62,8 @@ class Priced:
         """
         if not len(self.point):
             return np.zeros((len(self.heights), 0))
-        weights = torch.zeros_like(self._log_seconds, requires_grad=True)
-        seconds = self._log_seconds
+        seconds = self.log_seconds
+        weights = torch.zeros_like(seconds, requires_grad=True)
         (mixed,) = torch.autograd.grad(seconds, self.point, weights, create_graph=True)
         each = torch.eye(len(mixed), dtype=torch.float64)
         (columns,) = torch.autograd.grad(mixed, weights, each, is_grads_batched=True)

@@ -162,23 +162,19 @@ class KernelGroups:
         return trained and not stays and self.materialized(name)
 
 
+@dataclass(frozen=True)
 class Prices:
-    """Seconds of a graph's operators on one device, by the shapes of a rank's parts of their tensors.
+    """Seconds of a graph's operators on one device, by the shapes of a rank's parts of their tensors."""
 
-    Args:
-        width: Bytes of a floating element.
-    """
+    kernels: KernelGroups
+    device: Device
+    width: int
+    """Bytes of a floating element."""
 
-    def __init__(
-        self,
-        kernels: KernelGroups,
-        device: Device,
-        width: int,
-    ) -> None:
-        self.kernels = kernels
-        self.graph = kernels.graph
-        self.device = device
-        self.width = width
+    @property
+    def graph(self) -> ModuleGraph:
+        """The captured module."""
+        return self.kernels.graph
 
     def seconds(
         self,

@@ -6,6 +6,7 @@ sums what it receives, and sends the sum on in the same form (the two hops of Ze
 Scales travel in float32, twice the 16 bits that the cost model prices: small gradients would underflow.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -125,21 +126,19 @@ def straight_through_sum(partial: Tensor, bits: int, group: dist.ProcessGroup) -
     )
 
 
+@dataclass
 class ErrorFeedback:
     """A gradient all-reduce at few bits that keeps back what rounding takes, and adds it the next time.
 
     Each rank keeps what it has not sent, and of its share what it has not delivered (Seide et al. 2014, 1-bit
     SGD; two hops as in 1-bit Adam, Tang et al. 2021, arXiv 2102.02888).
-
-    Args:
-        bits: 8, 4 or 2.
     """
 
-    def __init__(self, bits: int, group: dist.ProcessGroup) -> None:
-        self.bits = bits
-        self.group = group
-        self.unsent: Tensor | None = None
-        self.undelivered: Tensor | None = None
+    bits: int
+    """8, 4 or 2."""
+    group: dist.ProcessGroup
+    unsent: Tensor | None = None
+    undelivered: Tensor | None = None
 
     def share(self, flat: Tensor) -> Tensor:
         """Return this rank's share of the sum, as it is delivered.
@@ -147,11 +146,13 @@ class ErrorFeedback:
         Args:
             flat: Gradients of this rank, a multiple of `BLOCK` numbers for every rank.
         """
-        rows = flat.view(self.group.size(), -1)
-        wanted = rows if self.unsent is None else rows + self.unsent
+        wanted = flat.view(self.group.size(), -1)
+        if self.unsent is not None:
+            wanted = wanted + self.unsent
         self.unsent = wanted - rounded(wanted, self.bits)
         owned = scattered_sum(wanted, self.bits, self.group)
-        owned = owned if self.undelivered is None else owned + self.undelivered
+        if self.undelivered is not None:
+            owned = owned + self.undelivered
         delivered = rounded(owned.unsqueeze(0), self.bits)[0]
         self.undelivered = owned - delivered
         return delivered

@@ -1,13 +1,14 @@
 """Solve one problem of `compare` by every method."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 
 from baselines import PLANNERS
 from darts_parallel.config import SearchConfig, load_config, one_of, ranged
+from darts_parallel.cost import CostTable
 from darts_parallel.exact import TableResult, find_layerwise_plan, find_uniform_plan
 from darts_parallel.gradient import search_tables
 from darts_parallel.planner import solve
@@ -51,13 +52,13 @@ class CompareOptions(StudyOptions):
     """Seconds after which the oracle stops with a lower bound, and a rival that ends by itself stops."""
 
 
+@dataclass
 class Contest:
     """Solve one problem by many methods, one after the other, and collect the rows."""
 
-    def __init__(self, case: SuiteCase) -> None:
-        self.problem = case.name
-        self.tables = case.tables()
-        self.runs: list[MethodRun] = []
+    problem: str
+    tables: Sequence[CostTable]
+    runs: list[MethodRun] = field(default_factory=list)
 
     def search(self, settings: SearchConfig, seed: int) -> None:
         """Run the gradient search.
@@ -101,7 +102,7 @@ def run_case(case: SuiteCase, options: CompareOptions) -> list[MethodRun]:
     The oracle knows no incumbent, so nothing that the search does can influence it.
     """
     search = options.search
-    contest = Contest(case)
+    contest = Contest(case.name, case.tables())
     seeds = range(search.seed, search.seed + options.seeds)
     limit = options.oracle_seconds
     oracle = contest.plan(ORACLE, partial(find_layerwise_plan, space_kind=SPACE), limit)
