@@ -253,19 +253,22 @@ class MoveWeights:
 
 
 class RandomMoves:
-    """Draw random plans and changes of plans."""
+    """Draw random plans and changes of plans.
+
+    Args:
+        generator: None: one of the incumbent's seed.
+    """
 
     def __init__(
         self,
         space: PlanSpace,
         weights: MoveWeights,
-        generator: torch.Generator,
+        generator: torch.Generator | None = None,
     ) -> None:
         self.space = space
-        self.generator = generator
-        values = list(vars(weights).values())
-        self.weights = float_tensor(values)
+        self.generator = generator or torch.Generator().manual_seed(space.incumbent.seed)
         self.names = list(vars(weights))
+        self.weights = float_tensor(list(vars(weights).values()))
 
     def _uniform(self, *shape: int) -> Tensor:
         return torch.rand(*shape, generator=self.generator, dtype=torch.float64)

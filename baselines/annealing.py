@@ -34,8 +34,7 @@ WEIGHTS = MoveWeights(
 def offer_plans(incumbent: Incumbent) -> None:
     """Anneal until the time is over; a step changes every chain once."""
     space = PlanSpace(incumbent)
-    generator = torch.Generator().manual_seed(incumbent.seed)
-    moves = RandomMoves(space, WEIGHTS, generator)
+    moves = RandomMoves(space, WEIGHTS)
     chains, energy = best_starts(space, CHAINS)
     length = FIRST_ROUND
     step = 0

@@ -36,7 +36,7 @@ WEIGHTS = MoveWeights(
 def offer_plans(incumbent: Incumbent) -> None:
     """Walk until the time is over; a step changes every chain once."""
     space = PlanSpace(incumbent)
-    moves = RandomMoves(space, WEIGHTS, torch.Generator().manual_seed(incumbent.seed))
+    moves = RandomMoves(space, WEIGHTS)
     known, known_energy = best_starts(space, CHAINS // 2)
     fresh = moves.random_plans(CHAINS - len(known))
     chains = Chains.concatenate([known, fresh])

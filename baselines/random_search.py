@@ -1,7 +1,5 @@
 """Random search: independent random plans, the best feasible one is kept (Bergstra and Bengio, JMLR 2012)."""
 
-import torch
-
 from baselines._moves import MoveWeights, PlanSpace, RandomMoves
 from baselines._planner import Incumbent, on_tables
 
@@ -12,7 +10,7 @@ BATCH = 256
 def offer_plans(incumbent: Incumbent) -> None:
     """Offer random plans until the time is over; a step is a batch of them."""
     space = PlanSpace(incumbent)
-    moves = RandomMoves(space, MoveWeights(), torch.Generator().manual_seed(incumbent.seed))
+    moves = RandomMoves(space, MoveWeights())
     space.price(space.starting_plans())
     for _ in incumbent.steps():
         space.price(moves.random_plans(BATCH))

@@ -205,16 +205,16 @@ def _against(rows: Sequence[StageRow], other: str) -> str:
     for stage in STAGES[1:]:
         own = _seconds(rows, "descent", stage)
         control = _seconds(rows, other, stage)
-        better = sum(own[run] < control[run] * (1.0 - TIE) for run in own)
-        worse = sum(control[run] < own[run] * (1.0 - TIE) for run in own)
+        runs = list(zip(own, control, strict=True))
+        better = sum(mine < its * (1.0 - TIE) for mine, its in runs)
+        worse = sum(its < mine * (1.0 - TIE) for mine, its in runs)
         counts.append(f"{stage}: better in {better}, worse in {worse} of {len(own)} runs")
     return f"- Descent against {other}, {'; '.join(counts)}."
 
 
-def _seconds(rows: Sequence[StageRow], variant: str, stage: str) -> dict[tuple[str, int], float]:
-    """Return the seconds of a stage by problem and seed."""
-    mine = [row for row in rows if row.variant == variant]
-    return {(row.problem, row.seed): getattr(row, stage) for row in mine}
+def _seconds(rows: Sequence[StageRow], variant: str, stage: str) -> list[float]:
+    """Return the seconds of a stage, whose problems and seeds are in one order for all variants."""
+    return [getattr(row, stage) for row in rows if row.variant == variant]
 
 
 def _own_table(rows: Sequence[StageRow]) -> list[str]:

@@ -1,6 +1,6 @@
 """Read what a design asks: `conf/design/NAME.yaml` or a file of the user, checked."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log
 from pathlib import Path
@@ -196,12 +196,11 @@ def _require_priceable(problem: Problem) -> None:
     require(lengths is None, f"training.lengths={lengths}", "be null in design.jobs", "null")
 
 
-def _counts(groups: Iterable[NodeGroup]) -> dict[str, int]:
+def _counts(groups: Sequence[NodeGroup]) -> dict[str, int]:
     """Return how many of each unit some node groups have."""
-    nodes = [(group.count, group.gpus) for group in groups]
     return {
-        "gpu": sum(count * gpus for count, gpus in nodes),
-        "node": sum(count for count, _ in nodes),
+        "gpu": sum(group.count * group.gpus for group in groups),
+        "node": sum(group.count for group in groups),
         "cluster": 1,
     }
 

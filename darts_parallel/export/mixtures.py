@@ -4,6 +4,7 @@ from itertools import groupby
 
 from darts_parallel.config import ModelConfig, as_yaml, expert_pattern, score_function
 from darts_parallel.export.common import Flags, Request, flags_of, switches
+from darts_parallel.plans import divisors
 
 MOST_RUNS = 4
 """Runs of equal layers up to which a pattern is written run by run."""
@@ -101,8 +102,7 @@ def layer_frequency(config: ModelConfig) -> str | int:
 def _period(pattern: list[int]) -> int:
     """Return the length of the shortest pattern whose repetition is the whole."""
     length = len(pattern)
-    sizes = [n for n in range(1, length + 1) if length % n == 0]
-    return next(n for n in sizes if pattern[:n] * (length // n) == pattern)
+    return next(n for n in divisors(length) if pattern[:n] * (length // n) == pattern)
 
 
 def megatron_recompute_modules(job: Request) -> Flags:

@@ -62,7 +62,4 @@ def _leaders(graph: ModuleGraph) -> dict[Path, str]:
 def _with_leaders(op: GraphOperator, leaders: dict[Path, str]) -> str:
     """Return the path of an operator's module with the indices of first equal blocks."""
     path = tuple(op.owner.split("."))
-    parts = []
-    for k, part in enumerate(path, 1):
-        parts.append(leaders.get(path[:k], part))
-    return ".".join(parts)
+    return ".".join(leaders.get(path[:k], part) for k, part in enumerate(path, 1))

@@ -21,6 +21,7 @@ from darts_parallel.graph._space import STATE_BYTES, GraphSpace
 from darts_parallel.graph.capture import capture_module, load_module, make_inputs
 from darts_parallel.graph.operators import ATTENTION, INPUT, OUTPUT, PARAMETER, ModuleGraph
 from darts_parallel.graph.plan import BACKWARD, FORWARD, WIDTHS, GraphPlan
+from darts_parallel.plans import divisors
 from darts_parallel.problem import AttentionCore, Cluster, Gemm, LayerSpec, Measured, MeasuredTimes
 
 KIND = "module"
@@ -161,9 +162,7 @@ def _on_device(
     gpus = cluster.groups[0].gpus
     found: Figures = {}
     plans: list[GraphPlan] = []
-    for tp in range(1, gpus + 1):
-        if gpus % tp:
-            continue
+    for tp in divisors(gpus):
         mesh = DeviceMeshSpec((tp,) if tp > 1 else (), cluster)
         plain = _plans(graphs, mesh, WIDTHS[precision], "replicated")
         found[KIND, tp] = _measured(plain, launches)

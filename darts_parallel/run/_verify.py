@@ -89,7 +89,7 @@ class Reference:
         return result
 
 
-def predicted_bytes(problem: Problem, plan: Plan, stage: int) -> tuple[float, float, float]:
+def predicted_bytes(problem: Problem, plan: Plan, stage: int) -> list[float]:
     """Predict bytes of parameters, gradients and optimizer state on a rank of `stage`, in float32."""
     state = state_bytes("fp32", problem.training.optimizer)
     kinds = [
@@ -105,7 +105,7 @@ def predicted_bytes(problem: Problem, plan: Plan, stage: int) -> tuple[float, fl
         for parameters, shards in _parameter_groups(problem, plan, index):
             for kind, part in enumerate(kinds):
                 sums[kind] += float(static_bytes(parameters, shards, zero, part))
-    return sums[0], sums[1], sums[2]
+    return sums
 
 
 def _parameter_groups(problem: Problem, plan: Plan, index: int) -> list[tuple[Tensor, Tensor]]:

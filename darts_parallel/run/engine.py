@@ -274,18 +274,17 @@ class Engine:
         problem = self.problem
         training = problem.training
         config = problem.model.config
-        layer = plan.layers[max(index, 0)]
+        length = training.seq_len
+        head = head_index(problem)
+        layer = plan.layers[min(max(index, 0), head)]
         batch = training.global_batch_size // (layer.dp * plan.num_micro_batches)
         if index < 0:
-            return torch.empty(batch, training.seq_len, dtype=torch.long, device="meta")
-        if index >= head_index(problem):
-            head = plan.layers[head_index(problem)]
-            batch = training.global_batch_size // (head.dp * plan.num_micro_batches)
-            length = training.seq_len
-            columns = self.local.vocabulary_rows // head.tp
-        else:
-            length = training.seq_len // (layer.tp if layer.sequence_parallel else 1)
-            columns = config.hidden_size
+            return torch.empty(batch, length, dtype=torch.long, device="meta")
+        columns = config.hidden_size
+        if index >= head:
+            columns = self.local.vocabulary_rows // layer.tp
+        elif layer.sequence_parallel:
+            length //= layer.tp
         shape = (batch, length, columns)
         return torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=True)
 

@@ -206,11 +206,7 @@ def _bytes_table(entries: tuple[Bytes, ...]) -> Table:
         mine = [entry for entry in entries if entry.rank == rank]
         cells = [f"{value:,.0f}" for entry in mine for value in (entry.measured, entry.predicted)]
         rows.append((str(rank), *cells, _word(all(entry.passed for entry in mine))))
-    kinds = [
-        column
-        for kind in ("parameters", "gradients", "optimizer")
-        for column in (kind, "predicted")
-    ]
+    kinds = ("parameters", "predicted", "gradients", "predicted", "optimizer", "predicted")
     return _table("Bytes of state, rank by rank", ("rank", *kinds, ""), rows, "right")
 
 

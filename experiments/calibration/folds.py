@@ -122,13 +122,9 @@ def regret(scores: NDArray[np.float64], truth: NDArray[np.float64], trials: int)
     free = min(trials, len(order)) - len(sure)
     best = float(truth[sure].min()) if len(sure) else np.inf
     # the minimum of a random subset: its k-th smallest member is the smallest with a hypergeometric chance
-    chances = [
-        comb(len(tied) - place - 1, free - 1) / comb(len(tied), free) for place in range(len(tied))
-    ]
-    expected = sum(
-        chance * min(best, float(value)) for chance, value in zip(chances, tied, strict=True)
-    )
-    return expected / float(truth.min()) - 1.0
+    smallest = [comb(later, free - 1) for later in reversed(range(len(tied)))]
+    expected = np.array(smallest) @ np.minimum(tied, best) / comb(len(tied), free)
+    return float(expected / truth.min()) - 1.0
 
 
 def mean(values: Sequence[float]) -> float:
@@ -185,6 +181,11 @@ class HeldOut:
     def ratio(self) -> float:
         """Return predicted / measured."""
         return self.predicted / self.measured
+
+    @property
+    def device(self) -> str:
+        """Return the first device."""
+        return self.case.run.devices[0]
 
     @property
     def error(self) -> float:
@@ -337,12 +338,12 @@ def one_factor(held: Sequence[HeldOut]) -> list[HeldOut]:
 
     A device without runs in other folds gets the median of all; the only fold stays as it is.
     """
-    shares = [(h.fold, h.case.run.devices[0], h.ratio) for h in held]
     result = []
-    for h, (fold, device, _) in zip(held, shares, strict=True):
-        others = [(name, share) for other, name, share in shares if other != fold]
-        own = [share for name, share in others if name == device] or [share for _, share in others]
-        result.append(replace(h, predicted=h.predicted / float(np.median(own))) if own else h)
+    for h in held:
+        others = [other for other in held if other.fold != h.fold]
+        alike = [other for other in others if other.device == h.device] or others
+        factor = float(np.median([other.ratio for other in alike])) if alike else 1.0
+        result.append(replace(h, predicted=h.predicted / factor))
     return result
 
 

@@ -607,7 +607,7 @@ def _hardware(row: TableRow, gpus: int, gpus_per_node: int) -> Fields:
     Errors:
         RowError: no known GPU, or kinds whose numbers do not add up.
     """
-    used = next(n for n in range(min(gpus, gpus_per_node), 0, -1) if gpus % n == 0)
+    used = max(n for n in divisors(gpus) if n <= gpus_per_node)
     several = _several(row, gpus, gpus_per_node) or [CountedGpu(gpus // used, _only_gpu(row))]
     kinds = [_kind_of(row, entry, gpus_per_node) for entry in several]
     columns = zip(NodeKind._fields, zip(*kinds, strict=True), strict=True)
