@@ -268,7 +268,8 @@ class RandomMoves:
         self.space = space
         self.generator = generator or torch.Generator().manual_seed(space.incumbent.seed)
         self.names = list(vars(weights))
-        self.weights = float_tensor(list(vars(weights).values()))
+        values = list(vars(weights).values())
+        self.weights = float_tensor(values)
 
     def _uniform(self, *shape: int) -> Tensor:
         return torch.rand(*shape, generator=self.generator, dtype=torch.float64)
