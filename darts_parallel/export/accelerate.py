@@ -79,7 +79,6 @@ def planned_step(accelerator: Accelerator, model: Any, batch: dict[str, Any]) ->
     ):
         return model(**batch, num_items_in_batch=count).loss
 '''
-PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp32": "no"}
 
 
 def export(job: Request) -> Exported:
@@ -89,7 +88,7 @@ def export(job: Request) -> Exported:
         UnsupportedError: accelerate cannot express it.
     """
     strategy = job.uniform()
-    job.require_precision(PRECISION, "its settings cannot say")
+    job.require_precision(job.words("precision"), "its settings cannot say")
     job.shard_degrees(strategy)
     job.settle()
     text = f"{job.headline()}\n{settings(job, strategy)}"
@@ -139,7 +138,7 @@ def settings(job: Request, strategy: LayerStrategy) -> str:
         mesh = _MESH.format(**parallelism(job, strategy))
     main = _MAIN if nodes > 1 else ""
     blocks = {"fsdp": fsdp, "main": main, "mesh": mesh}
-    words = {"kind": kind, "precision": PRECISION[job.training.precision]}
+    words = {"kind": kind, "precision": job.word("precision")}
     words = {key: yaml_word(word) for key, word in words.items()}
     return _FILE.format(nodes=nodes, devices=devices, **blocks, **words)
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise, product
 from math import inf
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
@@ -18,6 +19,7 @@ from darts_parallel.config import (
     as_yaml,
     quoted,
     read_trainer,
+    read_yaml,
 )
 from darts_parallel.errors import DartsParallelError, UnsupportedError
 from darts_parallel.plans import (
@@ -92,6 +94,12 @@ Flags = list[Flag]
 
 Price = Callable[[Plan], float]
 """Seconds per iteration of a plan, infinite where it does not fit."""
+
+
+@cache
+def read_words() -> dict[str, Any]:
+    """Read `words.yaml`: words by trainer and key."""
+    return read_yaml(Path(__file__).with_name("words.yaml"))
 
 
 def switches(wanted: dict[str, bool]) -> Flags:
@@ -181,6 +189,14 @@ class Request:
     def training(self) -> TrainingConfig:
         """The job, with switches that are null as the target's files set them."""
         return self.problem.config.job(self.target)
+
+    def words(self, key: str) -> dict[Any, str]:
+        """Return the trainer's words by value of a key of `training`."""
+        return read_words()[self.target][key]
+
+    def word(self, key: str) -> str:
+        """Return the trainer's word for the job's value of a key; it is empty where there is none."""
+        return self.words(key).get(getattr(self.training, key), "")
 
     @property
     def model(self) -> ModelConfig:

@@ -4,7 +4,7 @@ Full training holds master weights in float32 and computes under mixed precision
 those of PEFT, next to weights that are loaded in 16 bits and frozen.
 """
 
-from darts_parallel.config import ModelConfig, TrainingConfig
+from darts_parallel.config import ModelConfig
 from darts_parallel.export.common import INSTALLED, Request
 
 MODEL = '''
@@ -39,41 +39,12 @@ def with_adapters(model: Any) -> Any:
     chosen = [name for name in names if name.endswith(ends)]
     return get_peft_model(model, LoraConfig(r={rank}, lora_dropout={dropout}, target_modules=chosen))
 '''
-MODULES = {
-    "linear_qkv": ".q_proj .k_proj .v_proj .qkv_proj .query_key_value .c_attn .q_a_proj .q_b_proj "
-    ".kv_a_proj_with_mqa .kv_b_proj .q .k .v",
-    "linear_proj": ".o_proj .out_proj .attn.c_proj .self_attention.dense .o",
-    "linear_fc1": ".gate_proj .up_proj .gate_up_proj .c_fc .dense_h_to_4h .wi .wi_0 .wi_1",
-    "linear_fc2": ".down_proj .mlp.c_proj .dense_4h_to_h .wo",
-}
-"""Endings of the names of modules in the models of transformers, by target of LoRA."""
-OPTIMIZERS = {
-    "adam": "torch.optim.AdamW",
-    "sgd": "torch.optim.SGD",
-    "adam_8bit": "bitsandbytes.optim.AdamW8bit",
-    "lion": "lion_pytorch.Lion",
-    "adafactor": "torch.optim.Adafactor",
-}
-"""Classes of optimizers; those of torchao divide 8-bit state over the ranks of FSDP2."""
-ATTENTION = {
-    "fa2": "flash_attention_2",
-    "fa3": "flash_attention_3",
-    "triton": "flex_attention",
-    "unfused": "eager",
-}
-"""Names of attention kernels in transformers; all others are chosen by PyTorch, `sdpa`."""
 CUDNN = (
     "torch.backends.cuda.enable_cudnn_sdp(True)",
     "torch.backends.cuda.enable_flash_sdp(False)",
     "torch.backends.cuda.enable_mem_efficient_sdp(False)",
 )
 """Lines that leave cuDNN's attention to PyTorch's choice, next to unfused products."""
-QUANTIZED = {
-    8: "load_in_8bit=True",
-    4: 'load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16, '
-    "bnb_4bit_quant_storage=torch.bfloat16",
-}
-"""Settings of bitsandbytes for frozen weights; FSDP and ZeRO-3 divide 4 bits stored as bfloat16."""
 FUSED_LOSS = "AutoLigerKernelForCausalLM"
 """Class of Liger Kernel that loads a model with a fused head and loss, and its other kernels."""
 DTYPES = {"fp32": "float32", "fp16": "float16"}
@@ -97,26 +68,19 @@ def imports(job: Request) -> list[str]:
     """Return the imports of `model_text`."""
     training = job.training
     lines = ["from typing import Any\n", "import torch"]
-    library = _optimizer(job).partition(".")[0]
+    optimizer = job.word("optimizer")
+    library = optimizer.partition(".")[0]
     if library != "torch":
-        lines.append(
-            f"import {library}.optim" if "optim" in _optimizer(job) else f"import {library}"
-        )
+        lines.append(f"import {library}.optim" if "optim" in optimizer else f"import {library}")
     if training.attention_kernel in INSTALLED:
         lines.append(f"import {INSTALLED[training.attention_kernel]}  # what the attention runs on")
     if training.lora_rank:
         lines.append("from peft import LoraConfig, get_peft_model")
-    if training.frozen_bits in QUANTIZED:
+    if job.word("frozen_bits"):
         lines.append("from transformers import BitsAndBytesConfig")
     if training.loss == "fused":
         return [*lines, f"from liger_kernel.transformers import {FUSED_LOSS}"]
     return [*lines, f"from transformers import {model_class(job.model)}"]
-
-
-def _optimizer(job: Request) -> str:
-    """Name the class of the job's optimizer; bitsandbytes knows no tensors divided by FSDP2."""
-    name = OPTIMIZERS.get(job.training.optimizer, "")
-    return name.replace("bitsandbytes", "torchao") if job.target == "accelerate" else name
 
 
 def model_text(
@@ -133,10 +97,10 @@ def model_text(
     training = job.training
     kernel = training.attention_kernel
     settings = list(CUDNN) if kernel == "cudnn" else []
-    attention = ATTENTION.get(kernel or "", "sdpa")
+    attention = job.word("attention_kernel") or "sdpa"
     values = f'dtype=torch.{dtype}, attn_implementation="{attention}"{mesh}'
-    if training.frozen_bits in QUANTIZED:
-        values += f", quantization_config=BitsAndBytesConfig({QUANTIZED[training.frozen_bits]})"
+    if quantized := job.word("frozen_bits"):
+        values += f", quantization_config=BitsAndBytesConfig({quantized})"
     fused = training.loss == "fused"
     if fused:
         values += ", fused_linear_cross_entropy=True"
@@ -148,13 +112,15 @@ def model_text(
     kind = FUSED_LOSS if fused else model_class(job.model)
     lines = "".join(f"    {line}\n" for line in settings)
     text = MODEL.format(arguments=arguments, check=check, kind=kind, values=values, settings=lines)
-    text += OPTIMIZER.format(optimizer=_optimizer(job))
-    return _adapters_text(training) + text if training.lora_rank else text
+    text += OPTIMIZER.format(optimizer=job.word("optimizer"))
+    return _adapters_text(job) + text if training.lora_rank else text
 
 
-def _adapters_text(training: TrainingConfig) -> str:
+def _adapters_text(job: Request) -> str:
     """Write `with_adapters`."""
-    rows = [f'    "{name}": {tuple(MODULES[name].split())},\n' for name in training.lora_targets]
+    training = job.training
+    ends = job.words("lora_targets")
+    rows = [f'    "{name}": {tuple(ends[name].split())},\n' for name in training.lora_targets]
     targets = "".join(["{\n", *rows, "}"]).replace("'", '"')
     dropout = training.lora_dropout
     return ADAPTERS.format(targets=targets, rank=training.lora_rank, dropout=dropout)

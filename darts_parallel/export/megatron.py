@@ -33,34 +33,6 @@ torchrun --nnodes {nodes} --nproc-per-node {processes} --node-rank "${{NODE_RANK
     --master-addr "${{MASTER_ADDR:-localhost}}" --master-port "${{MASTER_PORT:-29500}}" \\
     "${{MEGATRON:-.}}/{program}" {arguments} "$@"
 """
-PRECISION = {
-    "fp16": "--fp16",
-    "fp8": "--fp8-format hybrid",
-    "mxfp8": "--fp8-format e4m3 --fp8-recipe mxfp8",
-    "nvfp4": "--fp4-format e2m1 --fp4-recipe nvfp4",
-}
-"""Flags of a precision; below 16 bits they follow those of bf16."""
-ATTENTION = {
-    "fa2": "--attention-backend flash --flash-attention-version 2",
-    "fa3": "--attention-backend flash --flash-attention-version 3",
-    "cudnn": "--attention-backend fused",
-    "unfused": "--attention-backend unfused",
-}
-"""Flags of an attention kernel; Transformer Engine has all but FlashAttention itself."""
-OPTIMIZER = {
-    "adam": "--optimizer adam",
-    "sgd": "--optimizer sgd",
-    "lion": "--optimizer lion",
-    "muon": "--optimizer muon",
-    "adam_bf16_moments": "--optimizer adam --use-precision-aware-optimizer --exp-avg-dtype bf16 "
-    "--exp-avg-sq-dtype bf16",
-}
-GRAPHS = {
-    "full_iteration": "--cuda-graph-impl full_iteration --no-check-for-nan-in-loss-and-grad",
-    "per_layer": "--cuda-graph-impl transformer_engine",
-}
-"""Flags of `training.cuda_graphs`."""
-FUSED_LOSS = "--cross-entropy-loss-fusion --cross-entropy-fusion-impl native"
 PER_TOKEN = "--calculate-per-token-loss --dataloader-type single --cuda-graph-impl none"
 """Flags that all versions of packing want."""
 FSDP_STRATEGY = {2: "optim_grads", 3: "optim_grads_params"}
@@ -371,17 +343,16 @@ def _training_flags(job: Request) -> Flags:
         flags += [("bf16", None), (sums, None)]
     # fused kernels are for 16 bits
     kernel = "unfused" if training.precision == "fp32" else str(training.attention_kernel)
-    flags += read_flags(PRECISION.get(training.precision, ""))
-    flags += read_flags(OPTIMIZER.get(training.optimizer, ""))
-    flags += read_flags(ATTENTION.get(kernel, ""))
+    flags += read_flags(job.word("precision"))
+    flags += read_flags(job.word("optimizer"))
+    flags += read_flags(job.words("attention_kernel").get(kernel, ""))
     return flags + _switch_flags(job)
 
 
 def _switch_flags(job: Request) -> Flags:
     """Return the flags of switches that are off by default."""
     training = job.training
-    flags = read_flags(FUSED_LOSS if training.loss == "fused" else "")
-    flags += read_flags(GRAPHS.get(training.cuda_graphs, ""))
+    flags = read_flags(job.word("loss")) + read_flags(job.word("cuda_graphs"))
     if training.cuda_graphs == "per_layer" and job.experts is not None:
         # the sizes of routed experts change
         flags.append(("cuda-graph-modules", "attn moe_router"))

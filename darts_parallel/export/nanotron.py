@@ -9,7 +9,6 @@ from darts_parallel.export.common import Exported, Request, yaml_word
 from darts_parallel.plans import LayerStrategy, own_stage_refusal
 from darts_parallel.problem import VOCABULARY_MULTIPLE
 
-DTYPE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 FACTORIES = {
     "adam": """\
     name: adamW
@@ -127,7 +126,7 @@ def export(job: Request) -> Exported:
 
 
 def _check(job: Request) -> None:
-    job.require_precision(DTYPE, "its dtype cannot say")
+    job.require_precision(job.words("precision"), "its dtype cannot say")
     config = job.model
     if config.qk_norm or config.qkv_bias:
         what = f"model={config.name} has qk_norm or qkv_bias, which its Llama lacks"
@@ -150,7 +149,7 @@ def _words(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     words["overlap"] = bool(training.tp_comm_overlap)
     words["recompute"] = job.recompute() == "full"
     words["micro_batch"] = job.micro_batch_size(strategy)
-    words["dtype"] = DTYPE[training.precision]
+    words["dtype"] = job.word("precision")
     words["tied"] = model.tie_embeddings
     words["epsilon"] = model.norm_epsilon or EPSILON
     words["base"] = model.rotary_base or ROTARY_BASE

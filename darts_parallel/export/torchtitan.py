@@ -14,7 +14,6 @@ from darts_parallel.schedules import Schedule, find, search_start, usual_schedul
 
 ORDER = "torchtitan_order.csv"
 """The passes of every device, where torch has no class that writes them."""
-MIXED_PARAMETER = {"bf16": "bfloat16", "fp32": "float32"}
 MODULE = '''"""torchtitan configuration of a plan, for release 0.3.0 and for main of 2026.
 
 Call it in a config function of the model's config_registry.py, on the configuration of its sizes:
@@ -70,8 +69,7 @@ def export(job: Request) -> Exported:
         files[ORDER] = "\n".join(map(",".join, job.plan.pass_names)) + "\n"
         path = f'str(Path(__file__).with_name("{ORDER}"))'
         lines.append(f"    config.parallelism.pipeline_parallel_schedule_csv = {path}")
-    parameters = MIXED_PARAMETER[job.training.precision]
-    types = {"mixed_precision_param": parameters, "mixed_precision_reduce": "float32"}
+    types = {"mixed_precision_param": job.word("precision"), "mixed_precision_reduce": "float32"}
     lines += _assignments("training", types)
     lines += [*_switches(job), _batches(job, strategy)]
     activation = f"{recompute}.Config()" if recompute else None
@@ -143,7 +141,7 @@ def _check(job: Request) -> None:
         what = "qkv_bias" if model.qkv_bias else f"head_dim={model.head_dim}"
         what = f"model={model.name} has {what}, which its Llama 3 and Qwen 3 lack"
         job.refuse(what, "a model such as model=llama3_8b")
-    job.require_precision(MIXED_PARAMETER, "its fields cannot set")
+    job.require_precision(job.words("precision"), "its fields cannot set")
     modules = job.training.recompute_modules
     if modules != ["core_attn"] and not model.num_experts:  # blocks of experts have no SelectiveAC
         what = f"training.recompute_modules={as_yaml(modules)}"
