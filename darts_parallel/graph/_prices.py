@@ -34,30 +34,15 @@ from darts_parallel.graph.operators import (
 )
 from darts_parallel.problem import AttentionCore, Device, Gemm
 
-VIEWS = kinds(
-    "view _unsafe_view unsqueeze squeeze permute transpose t expand slice select split split_with_sizes "
-    "chunk unbind alias detach flatten unflatten"
-)
-"""Operators that move nothing."""
-FUSED = kinds(
-    "mean sum amax amin max min var all any _to_copy clone cat stack pad constant_pad_nd reshape"
-)
-"""Operators, besides the pointwise ones, that join a neighbour's kernel."""
-LINEAR = kinds(
-    "add sub neg _to_copy clone cat stack mean sum pad constant_pad_nd index index_select reshape"
-)
-"""Operators whose backward needs none of their tensors, whole numbers aside."""
+VIEWS = kinds("views")
+FUSED = kinds("fused")
+LINEAR = kinds("linear")
 FREE = frozenset((*VIEWS, *SOURCES, OUTPUT, RELAY))
 """Operators that take no time."""
-PRODUCTS = kinds(
-    "linear mm bmm matmul addmm baddbmm einsum conv1d conv2d conv3d conv_transpose1d conv_transpose2d "
-    "conv_transpose3d"
-)
-PAIRS = kinds("linear mul mm bmm matmul")
-"""Operators that need each of two inputs for the gradient of the other one."""
-SOFTMAXES = kinds("softmax _softmax log_softmax _log_softmax")
-LOOKUPS = kinds("embedding index index_select gather")
-"""Operators that read few rows of their first input."""
+PRODUCTS = kinds("products")
+PAIRS = kinds("pairs")
+SOFTMAXES = kinds("softmaxes")
+LOOKUPS = kinds("lookups")
 ONE = float_tensor(1.0)
 Shapes = Sequence[Shape]
 

@@ -19,7 +19,14 @@ import torch
 from torch.fx import Node
 
 from darts_parallel.graph._states import PARTIAL, REPLICATED, VARYING, Shape, shard
-from darts_parallel.graph.operators import GROUPED, GraphOperator, GraphValue, ModuleGraph, kinds
+from darts_parallel.graph.operators import (
+    GROUPED,
+    OPERATORS,
+    GraphOperator,
+    GraphValue,
+    ModuleGraph,
+    kinds,
+)
 
 Place = int | str | None
 """Dimension of a tensor that is split, or a state; None: the tensor lacks the dimension."""
@@ -75,53 +82,21 @@ class RuleCall:
 
 
 Rule = Callable[[RuleCall], Iterator[Split]]
-PASSING = kinds(
-    "add sub neg clone alias detach contiguous lift_fresh_copy _to_copy to relay view reshape "
-    "_unsafe_view flatten unflatten squeeze permute transpose t unsqueeze expand tril triu pad "
-    "constant_pad_nd select unbind stack sum mean repeat_interleave slice split split_with_sizes chunk "
-    "cat flip roll"
-)
-"""All linear operators: partial sums of their tensors go through."""
-LABELS = {
-    "b": "batch",
-    "c": "columns",
-    "e": "experts",
-    "g": "groups",
-    "k": "inner",
-    "n": "channels",
-    "r": "rows",
-    "v": "vocabulary",
-    "B": "batch",
-    "R": "rows",
-}
-"""Names of the letters of `SIGNATURES`."""
+PASSING = kinds("passing")
 GROUPED_CONVOLUTION = "bgX,gX,g->bgX"
 PLAIN = re.compile(r"(?!.*([a-z])[a-z]*\1)[a-z,]+->[a-z]*")
 """Equations of einsum that name their output, without ellipsis and diagonal."""
-_BY_SIGNATURE = {
-    "Rk,ck,+c->Rc": "linear.default",
-    "Brk,Bkc->Brc": "mm.default bmm.default matmul.default",
-    "+Brc,Brk,Bkc->Brc": "addmm.default baddbmm.default",
-    "bkX,ckX,+c->bcX": "conv1d.default conv1d.padding conv2d.default conv2d.padding conv3d.default "
-    "conv3d.padding",
-    "bkX,kcX,+c->bcX": "conv_transpose1d.default conv_transpose2d.input conv_transpose3d.input",
-    "bgX,g,g->bgX": "group_norm.default",
-    "vc,R->Rc": "embedding.default",
-    "Xk,ekc,X->Xc": "grouped_mm_fallback.default _grouped_mm.default grouped_mm.default",
-    "bnX->bnX": "max_pool1d.default max_pool2d.default max_pool2d_with_indices.default "
-    "avg_pool1d.default avg_pool2d.default adaptive_avg_pool1d.default adaptive_avg_pool2d.default "
-    "upsample_nearest2d.default upsample_nearest2d.vec upsample_bilinear2d.default "
-    "upsample_bilinear2d.vec",
-}
-SIGNATURES: dict[str, str] = {}
-"""Dimensions of inputs and output by overload, a letter each.
 
-`B` and `R` are any number of dimensions, aligned at the right, `X` any number that stay whole; `+`: the
-tensor is added. Dimensions that the output lacks are summed over. Of experts (sorted rows with their own
-weights) a rank computes the rows of its own experts and leaves zeros for the others.
-"""
-for _signature, _names in _BY_SIGNATURE.items():
-    SIGNATURES |= dict.fromkeys(_names.split(), _signature)
+
+def _by_overload(table: str) -> dict[str, str]:
+    """Return the keys of a table by the overloads that they list."""
+    found: dict[str, str] = {}
+    for key, names in OPERATORS[table].items():
+        found |= dict.fromkeys(names.split(), key)
+    return found
+
+
+SIGNATURES = _by_overload("signatures")
 
 
 @dataclass(frozen=True)
@@ -212,7 +187,7 @@ def signed(call: RuleCall) -> Iterator[Split]:
         return
     op = call.op
     signature = signature_of(op, call.inputs, call.outputs[0])
-    labels = {} if op.op == "einsum" else LABELS
+    labels = {} if op.op == "einsum" else OPERATORS["labels"]
     groups = int(op.argument("num_groups", op.argument("groups", 1)))
     for letter in dict.fromkeys(chain(signature.output, *signature.inputs)):
         label = labels.get(letter[0], letter[0])
@@ -388,45 +363,10 @@ def index_selected(call: RuleCall) -> Iterator[Split]:
         yield call.split(f"d{d}", places, d)
 
 
-RESHAPES = "view.default reshape.default _unsafe_view.default flatten.using_ints unflatten.int"
-SQUEEZES = "squeeze.default squeeze.dim squeeze.dims"
-_BY_RULE: dict[Rule, str] = {
-    pointwise: "where.self where.ScalarOther where.ScalarSelf where.Scalar "
-    "masked_fill.Scalar masked_fill.Tensor dropout.default expand.default "
-    "alias.default detach.default contiguous.default lift_fresh_copy.default _to_copy.default "
-    "polar.default to.dtype to.device to.other to.dtype_layout zeros_like.default ones_like.default "
-    "full_like.default empty_like.default clone.default __and__.Tensor __and__.Scalar __or__.Tensor "
-    "__or__.Scalar __xor__.Tensor __xor__.Scalar",
-    permuted: "permute.default transpose.int t.default",
-    along: "softmax.int _softmax.default log_softmax.int _log_softmax.default cumsum.default cumprod.default "
-    "sort.default sort.stable topk.default slice.Tensor split.Tensor split.sizes "
-    "split_with_sizes.default chunk.default cat.default repeat_interleave.self_int flip.default "
-    "roll.default logcumsumexp.default diff.default glu.default tril.default triu.default pad.default "
-    "constant_pad_nd.default gather.default scatter.src scatter.value scatter.reduce "
-    "scatter.value_reduce scatter_add.default slice_scatter.default repeat.default",
-    around: "sum.dim_IntList sum.default mean.dim mean.default amax.default amin.default max.dim "
-    "max.default min.dim min.default var.default var.dim var.correction std.default std.dim "
-    "std.correction var_mean.default var_mean.dim var_mean.correction argmax.default argmin.default "
-    "all.default all.dim all.dims any.default any.dim any.dims prod.default prod.dim_int "
-    "logsumexp.default linalg_vector_norm.default select.int unbind.int unsqueeze.default stack.default",
-    attention: "scaled_dot_product_attention.default",
-    normalized: "layer_norm.default rms_norm.default native_layer_norm.default",
-    batch_normalized: "batch_norm.default _native_batch_norm_legit_no_training.default",
-    cross_entropy: "cross_entropy_loss.default",
-    indexed: "index.Tensor",
-    index_selected: "index_select.default",
-    viewed_as_complex: "view_as_complex.default view_as_real.default",
-}
-RULES: dict[str, Rule] = dict.fromkeys([*SIGNATURES, "einsum.default"], signed)
+RULES: dict[str, Rule] = dict.fromkeys(SIGNATURES, signed)
 """Rules by overload."""
-RULES |= dict.fromkeys(f"{RESHAPES} {SQUEEZES}".split(), reshaped)
-for _rule, _names in _BY_RULE.items():
-    RULES |= dict.fromkeys(_names.split(), _rule)
-CREATORS = kinds(
-    "arange full zeros ones empty scalar_tensor new_ones new_zeros new_full linspace eye tril_indices "
-    "lift_fresh_copy"
-)
-"""Operators that make constants: known, whole on every rank."""
+for _overload, _rule in _by_overload("rules").items():
+    RULES[_overload] = globals()[_rule]
 
 
 def rule_of(op: GraphOperator) -> Rule | None:
@@ -436,7 +376,7 @@ def rule_of(op: GraphOperator) -> Rule | None:
 
 def is_known(op: GraphOperator) -> bool:
     """Return whether an operator has named dimensions, or makes a constant."""
-    return rule_of(op) is not None or op.op in CREATORS or not op.inputs
+    return rule_of(op) is not None or op.op in kinds("creators") or not op.inputs
 
 
 def unknown_operators(graph: ModuleGraph) -> list[GraphOperator]:

@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.fx import Node
 
 from darts_parallel.graph import _parts, _states
-from darts_parallel.graph._rules import RESHAPES, SQUEEZES
 from darts_parallel.graph._states import PARTIAL, REPLICATED, SLICED, State, is_split, local_shape
 from darts_parallel.graph.operators import (
     ATTENTION,
     CONSTANT,
     GROUPED,
     INPUT,
+    OPERATORS,
     OUTPUT,
     PARAMETER,
     RELAY,
@@ -85,7 +85,7 @@ def parallelize(module, mesh):
     module.forward = run
     return module
 '''
-TOLD = {*RESHAPES.split(), *SQUEEZES.split(), "expand.default"}
+TOLD = {*OPERATORS["rules"]["reshaped"].split(), "expand.default"}
 """Operators that are told the shape of their output."""
 RUNTIME = (
     _states.forward_state,

@@ -5,7 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from pathlib import Path
 from typing import Any
+
+from darts_parallel.config import read_yaml
 
 PARAMETER, CONSTANT, INPUT, OUTPUT, RELAY = "parameter", "constant", "input", "output", "relay"
 """Operators that are none of torch's: where values come from and go to, and a copy that may change layout."""
@@ -17,9 +20,13 @@ GROUPED = ("grouped_mm_fallback", "_grouped_mm", "grouped_mm")
 ATTENTION = "scaled_dot_product_attention"
 
 
-def kinds(names: str) -> frozenset[str]:
-    """Return the kinds of operators that a text lists."""
-    return frozenset(names.split())
+OPERATORS: dict[str, Any] = read_yaml(Path(__file__).with_name("operators.yaml"))
+"""Operators of torch by name."""
+
+
+def kinds(table: str) -> frozenset[str]:
+    """Return the kinds of operators that a table lists."""
+    return frozenset(OPERATORS[table].split())
 
 
 @dataclass(frozen=True)
