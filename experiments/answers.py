@@ -25,20 +25,7 @@ from darts_parallel.report import markdown_table
 from experiments.data import DATA
 from experiments.study import Study, StudyOptions, report_text, run_study
 
-PROBLEMS = {
-    "t5_1_3b_a10": "model=t5_1_3b cluster=a10_8x4",
-    "bert_345m_a10": "model=bert_345m cluster=a10_4x4",
-    "gpt2_xl_a10": "model=gpt2_xl cluster=a10_8x4",
-    "llama2_7b_v100": "model=llama2_7b cluster=v100_8x8 training.precision=fp16",
-    "llama3_8b_a10": "model=llama3_8b cluster=a10_8x4",
-    "llama3_8b_h100": "model=llama3_8b cluster=h100_8x8",
-    "llama3_70b_h100": "model=llama3_70b cluster=h100_8x8",
-    "llama3_405b_h100": "model=llama3_405b cluster=h100_128x8",
-    "gpt3_175b_a100": "model=gpt3_175b cluster=a100_80_48x8",
-    "mixtral_8x7b_h100": "model=mixtral_8x7b cluster=h100_8x8",
-    "qwen3_30b_a3b_h100": "model=qwen3_30b_a3b cluster=h100_8x8",
-    "nemotron_h_8b_h100": "model=nemotron_h_8b cluster=h100_8x8",
-}
+PROBLEMS: dict[str, str] = read_yaml(DATA / "problems.yaml")["answers"]
 """Arguments of the command, by the name of a job."""
 EARLIER = DATA / "answers_8f9112a.csv"
 """Answers of commit 8f9112a to the same jobs, by its own cost model: its page, run at be73a1f."""

@@ -35,31 +35,16 @@ from darts_parallel.bilevel import (
     load_corpus,
     times,
 )
-from darts_parallel.config import guarded
+from darts_parallel.config import guarded, read_yaml
 from darts_parallel.cost import evaluate
 from darts_parallel.planner import tightened
 from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.problem import load_problem
 from darts_parallel.report import markdown_table
+from experiments.data import DATA
 from experiments.results_page import Page, publish, typed_command
 
-TOY = [
-    "model.num_layers=1",
-    "model.hidden_size=32",
-    "training.seq_len=16",
-    "cluster.devices.small.peak_TFLOPs.bf16=0.1",
-    "space.tp_comm_bits=16",
-    "space.grad_comm_bits=16",
-    "bilevel.num_steps=200",
-    "bilevel.logit_every=5",
-    "bilevel.num_restarts=2",
-    "bilevel.learning_rate=0.005",
-    "bilevel.learning_rate_warmup=10",
-    "bilevel.validation_sequences=256",
-    "bilevel.evaluate_every=8",
-    "bilevel.retrain_steps=400",
-    "bilevel.retrain_factor=1.5",
-]
+TOY: list[str] = read_yaml(DATA / "problems.yaml")["bilevel"]
 """A toy whose trainings take seconds, at 16 bits; overrides come after it."""
 CONTROLS = ("frozen_weights", "no_weight_step", "random_logits")
 LIMITS = (

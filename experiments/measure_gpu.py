@@ -22,27 +22,24 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from darts_parallel.config import ModelConfig, given_values, load_config, one_of, ranged, run_main
+from darts_parallel.config import (
+    ModelConfig,
+    given_values,
+    load_config,
+    one_of,
+    ranged,
+    read_yaml,
+    run_main,
+)
 from darts_parallel.machine import MeasuredMachine, gemm_shapes, this_machine
 from darts_parallel.plans import write_text
 from darts_parallel.report import csv_text
 from darts_parallel.run import build_layer
+from experiments.data import DATA
 from experiments.data.table import word_tables
 
 Work = Callable[[], object]
-SIZES = {
-    "large": ["model.num_layers=4", "model.max_seq_len=4096", "seq=4096"],
-    "small": [
-        "model.num_layers=2",
-        "model.max_seq_len=32",
-        "seq=32",
-        "model.hidden_size=64",
-        "model.num_heads=4",
-        "model.num_kv_heads=2",
-        "model.ffn_hidden_size=128",
-        "model.vocab_size=256",
-    ],
-}
+SIZES: dict[str, str] = read_yaml(DATA / "problems.yaml")["measured"]
 """Changes of Llama 3 8B and of its job, by size."""
 COLUMNS = {"kv_heads": "kv_heads", "ffn": "ffn_hidden_size", "seq_len": "max_seq_len"}
 """Columns of a row that sizes of the model fill, next to `size_cells` of `words.yaml`."""
@@ -122,7 +119,7 @@ class Adapted(nn.Module):
 
 def model_of(size: str) -> ModelConfig:
     """Return the model of a size."""
-    return load_config(["model=llama3_8b", *SIZES[size]]).model
+    return load_config(["model=llama3_8b", *SIZES[size].split()]).model
 
 
 def kernel_cases(config: ModelConfig, modes: Iterable[str]) -> list[Case]:

@@ -14,23 +14,13 @@ from itertools import groupby, product
 from operator import attrgetter
 
 from darts_parallel import evaluate, load_problem, plan
-from darts_parallel.config import one_of, run_main
+from darts_parallel.config import one_of, read_yaml, run_main
 from darts_parallel.planner import plan_at_limits
 from darts_parallel.report import markdown_table
+from experiments.data import DATA
 from experiments.study import Study, StudyOptions, report_text, run_study
 
-JOBS = {
-    "toy": "model=toy training=toy cluster=toy",
-    "toy, uniform": "model=toy training=toy cluster=toy space=uniform",
-    "toy MoE": "model=toy_moe training=toy cluster=toy space=uniform",
-    "toy, two types": "model=toy training=toy cluster=toy_mixed space=uniform",
-    "BERT 8": "model=bert_345m cluster=a10_4x4 model.num_layers=8",
-    "BERT": "model=bert_345m cluster=a10_4x4 space=uniform",
-    "GPT-2": "model=gpt2_xl cluster=a10_4x4 space=uniform",
-    "Llama 2": "model=llama2_7b cluster=a10_8x4 space=uniform",
-    "Llama 3": "model=llama3_8b cluster=h100_1x8 space=uniform",
-    "T5 8": "model=t5_1_3b cluster=a10_4x4 model.num_layers=8 model.num_encoder_layers=4 space=stagewise",
-}
+JOBS: dict[str, str] = read_yaml(DATA / "problems.yaml")["limits"]
 """Overrides by name."""
 SHARES = (0.75, 0.95, 1.15, 1.4)
 """Memory of a device, in peaks of the fastest plan."""

@@ -101,7 +101,7 @@ class BilevelSettings(BilevelConfig):
         return tuple(sorted({self.global_batch_size, *self.batch_candidates}))
 
 
-UNSEARCHED: dict[str, tuple[Any, str]] = {
+UNSEARCHED: dict[str, Any] = {
     "space.kind": ("layerwise", "every block has bits of its own"),
     "space.cp": (1, "the loop trains without context parallelism"),
     "space.virtual_stages": (1, "the loop's pipelines have one stage a device"),

@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -27,18 +28,9 @@ from darts_parallel.errors import STARTER, DartsParallelError, UnsupportedError
 
 GRACE_S = 1.0
 """After a first failure the other ranks get this long to say what they know."""
-LOST = (
-    "closed by peer",
-    "reset by peer",
-    "broken pipe",
-    "connection refused",
-    "timed out",
-    "timeout",
-    "monitoredbarrier",
-    "recvbytes failed",
-    "sendbytes failed",
-    "failed to recv",
-    "shutting down",
+LOST = re.compile(
+    "closed by peer|reset by peer|broken pipe|connection refused|timed out|timeout|monitoredbarrier|"
+    "recvbytes failed|sendbytes failed|failed to recv|shutting down"
 )
 """Words of torch's errors where another process of the group is gone."""
 Job = Callable[..., Any]
@@ -139,7 +131,7 @@ def group_sentence(error: BaseException, rank: int, timeout_s: float) -> str | N
             return (
                 f"the port {address} is taken; try another MASTER_PORT, or torchrun --standalone."
             )
-        lost = any(word in text.lower() for word in LOST)
+        lost = LOST.search(text.lower())
         if lost and isinstance(chain, (RuntimeError, dist.DistError)):
             return (
                 f"rank {rank} lost another process within timeout_s={timeout_s:g} ({text[:160]}); try "
