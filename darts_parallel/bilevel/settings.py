@@ -1,10 +1,9 @@
 """Settings of one bilevel search, and settings of the main search that it does not serve."""
 
 from dataclasses import asdict, dataclass, field, replace
-from operator import attrgetter
 from typing import Any
 
-from darts_parallel.config import LOSSLESS, BilevelConfig, ModelConfig, SearchConfig, as_yaml
+from darts_parallel.config import LOSSLESS, BilevelConfig, ModelConfig, as_yaml
 from darts_parallel.cost import BLOCK
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem import Problem
@@ -101,23 +100,23 @@ class BilevelSettings(BilevelConfig):
         return tuple(sorted({self.global_batch_size, *self.batch_candidates}))
 
 
-UNSEARCHED: dict[str, Any] = {
-    "space.kind": ("layerwise", "every block has bits of its own"),
-    "space.cp": (1, "the loop trains without context parallelism"),
-    "space.virtual_stages": (1, "the loop's pipelines have one stage a device"),
-    "space.shard_size": (0, "the loop shards over all data-parallel ranks"),
-    "space.offload": (None, "the exact check knows no host memory"),
-    "space.executable": (False, "nothing that runs here sends few bits"),
-    "cost.pipeline": ("closed_form", "the exact check rests on the closed form"),
-    "cost.name": ("analytic", "the bits of collectives are priced by that model alone"),
-    "objective.name": ("time", "the loop's objective is time to target"),
-    "search.relaxation": ("softmax", "it moves softmax weights"),
-    "search.num_steps": (SearchConfig.num_steps, "bilevel.num_steps counts its weight steps"),
-    "search.num_restarts": (SearchConfig.num_restarts, "it has bilevel.num_restarts"),
-    "search.max_seconds": (SearchConfig.max_seconds, "bilevel.num_steps bounds it"),
-    "export": (None, "no trainer sends tensor-parallel sums at few bits"),
+UNSEARCHED = {
+    "space.kind": "every block has bits of its own",
+    "space.cp": "the loop trains without context parallelism",
+    "space.virtual_stages": "the loop's pipelines have one stage a device",
+    "space.shard_size": "the loop shards over all data-parallel ranks",
+    "space.offload": "the exact check knows no host memory",
+    "space.executable": "nothing that runs here sends few bits",
+    "cost.pipeline": "the exact check rests on the closed form",
+    "cost.name": "the bits of collectives are priced by that model alone",
+    "objective.name": "the loop's objective is time to target",
+    "search.relaxation": "it moves softmax weights",
+    "search.num_steps": "bilevel.num_steps counts its weight steps",
+    "search.num_restarts": "it has bilevel.num_restarts",
+    "search.max_seconds": "bilevel.num_steps bounds it",
+    "export": "no trainer sends tensor-parallel sums at few bits",
 }
-"""The one value of a key that the loop searches, and why."""
+"""Keys that the loop searches at their default alone, and why."""
 
 
 def refuse_unsearched(problem: Problem) -> None:
@@ -128,8 +127,11 @@ def refuse_unsearched(problem: Problem) -> None:
     """
     config = problem.config
     space = config.space
-    for key, (legal, reason) in UNSEARCHED.items():
-        value = attrgetter(key)(config)
+    for key, reason in UNSEARCHED.items():
+        owner, _, name = key.rpartition(".")
+        section = getattr(config, owner) if owner else config
+        value = getattr(section, name)
+        legal = getattr(type(section), name)
         # a pin of one value may be a list of it
         if value not in (legal, [legal], (legal,)):
             raise ConfigError(
