@@ -21,8 +21,7 @@ TICK = 1e-15
 def first_partition(num_layers: int, stages: int) -> Integers:
     """Return even stages, `(stages,)`; the remainder goes to the last stage, then to the first in order."""
     counts = np.full(stages, num_layers // stages, dtype=np.int64)
-    for extra in range(num_layers % stages):
-        counts[extra - 1] += 1
+    counts[np.arange(num_layers % stages) - 1] += 1
     return counts
 
 
@@ -46,21 +45,6 @@ def minmax_partition(
     Returns:
         Layers of every stage, `(B, pp)`: as the program reports them, and as it prices them.
     """
-    stages = stage_type.shape[1]
-    rows = np.concatenate([stage_type, comm], axis=1)
-    distinct, back = np.unique(rows, axis=0, return_inverse=True)
-    back = back.reshape(-1)
-    kinds = distinct[:, :stages]
-    reported, priced = _descend(ticks, kinds, distinct[:, stages:])
-    return reported[back], priced[back]
-
-
-def _descend(
-    ticks: Integers,
-    stage_type: Integers,
-    comm: Integers,
-) -> tuple[Integers, Integers]:
-    """Descend from the first partition, for rows that differ."""
     batch, stages = stage_type.shape
     even = first_partition(ticks.shape[1] - 1, stages)
     counts = np.tile(even, (batch, 1))
