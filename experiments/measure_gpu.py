@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -289,8 +290,9 @@ def measured_steps(
         took = _measured(machine, str(step), make, seconds / len(steps))
         if took is not None:
             rows.append(run_row(config, step, took, gpu))
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    return csv_text(columns, [[row.get(column) for column in columns] for row in rows])
+    columns = list(dict.fromkeys(chain(*rows)))
+    cells = [list(map(row.get, columns)) for row in rows]
+    return csv_text(columns, cells)
 
 
 def run(options: MeasureOptions) -> int:

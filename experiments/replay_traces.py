@@ -188,11 +188,8 @@ def _by_place(step: RecordedStep, kind: str) -> Floats:
 def _schedule(step: RecordedStep, pp: int, count: int) -> str:
     """Find the schedule whose order of passes every rank followed."""
     recorded = defaultdict[tuple[int, int], list[Operation]](list)
-    passes = [
-        (letter, e)
-        for letter, kind in (("F", FORWARD), ("B", BACKWARD))
-        for e in step.entries[kind]
-    ]
+    passes = [("F", entry) for entry in step.entries[FORWARD]]
+    passes += [("B", entry) for entry in step.entries[BACKWARD]]
     for letter, entry in sorted(passes, key=lambda p: p[1].start):
         own = recorded[entry.dp_rank, entry.stage]
         own.append(Operation(letter, entry.stage, entry.micro_batch))

@@ -79,7 +79,7 @@ def _best(name: str) -> tuple[Problem, Plan]:
 def _lines(problem: Problem, found: Plan, name: str) -> list[str]:
     """Return the lines of all files of a plan."""
     files = export_plan(problem, found, name).files
-    return [line for text in files.values() for line in text.splitlines()]
+    return "\n".join(files.values()).splitlines()
 
 
 def _others(problem: Problem, found: Plan, name: str, key: str) -> list[str]:

@@ -285,14 +285,18 @@ def width_of(held_out: HeldOutByKind, widenings: Sequence[float] = WIDENINGS) ->
     return min((Width(own, widening) for widening in widenings for own in OWN_SPREADS), key=misfit)
 
 
+def only(held_out: HeldOutByKind, name: str, value: object) -> dict[str, list[HeldOut]]:
+    """Keep the figures of which a field or property has a value."""
+    found = {}
+    for kind, held in held_out.items():
+        found[kind] = [h for h in held if getattr(h, name) == value]
+    return found
+
+
 def widths_of(held_out: HeldOutByKind, part: str) -> tuple[Width, Width]:
     """Find the widths of a figure of dense models and of mixtures, whose parameters are widened alike."""
     told = {kind: held for kind, held in held_out.items() if kind in ASKED_NEXT[part]} or held_out
-    both = (
-        {kind: [h for h in held if h.mixture == own] for kind, held in told.items()}
-        for own in (False, True)
-    )
-    dense, mixtures = both
+    dense, mixtures = (only(told, "mixture", own) for own in (False, True))
     found = width_of(dense if any(dense.values()) else mixtures)
     return found, width_of(mixtures, [found.widening]) if any(mixtures.values()) else found
 
@@ -303,14 +307,15 @@ def standardized(held_out: HeldOutByKind, kind: str, part: str) -> dict[str, Flo
     Returns:
         Two columns: the quotient, and the width, a standard deviation of the logarithm, `(N, 2)`.
     """
-    own = {name: [h for h in held if h.part == part] for name, held in held_out.items()}
+    own = only(held_out, "part", part)
     found: dict[str, list[tuple[float, float]]] = {total: [] for total in TOTALS}
     for fold in dict.fromkeys(h.fold for h in own[kind]):
         members = [h for h in own[kind] if h.fold == fold]
         runs = {id(h.case) for h in members}
-        widths = widths_of(
-            {name: [h for h in held if id(h.case) not in runs] for name, held in own.items()}, part
-        )
+        rest = {}
+        for name, held in own.items():
+            rest[name] = [h for h in held if id(h.case) not in runs]
+        widths = widths_of(rest, part)
         for h in members:
             width = widths[h.mixture]
             whole = (width.own**2 + width.widening * h.variance) ** 0.5
@@ -395,7 +400,7 @@ def spreads(held_out: dict[str, list[HeldOut]]) -> dict[str, dict[str, Any]]:
     """
     result: dict[str, dict[str, Any]] = {}
     for part in PARTS:
-        held = {kind: [h for h in own if h.part == part] for kind, own in held_out.items()}
+        held = only(held_out, "part", part)
         if not any(held.values()):
             continue
         dense, mixtures = widths_of(held, part)

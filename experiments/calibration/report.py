@@ -142,15 +142,12 @@ def ranking_rows(jobs: Sequence[JobRanking]) -> Rows:
     lines = [(job.name, job.plans, [job]) for job in jobs]
     if jobs:
         lines.append((f"mean of {len(jobs)} jobs", sum(job.plans for job in jobs), list(jobs)))
-    return [
-        (
-            name,
-            str(plans),
-            f"{mean([job.spearman for job in own]):.2f}",
-            *(f"{regret:.1f}" for regret in mean_regrets(own).values()),
-        )
-        for name, plans, own in lines
-    ]
+    rows = []
+    for name, plans, own in lines:
+        correlation = mean([job.spearman for job in own])
+        regrets = [f"{regret:.1f}" for regret in mean_regrets(own).values()]
+        rows.append((name, str(plans), f"{correlation:.2f}", *regrets))
+    return rows
 
 
 def held_out_lines(kind: str, held_out: HeldOutByKind) -> list[str]:

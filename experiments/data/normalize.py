@@ -78,7 +78,10 @@ class NodeKind(NamedTuple):
 def read_folder(path: str) -> tuple[list[MeasuredRun], list[tuple[str, str]]]:
     """Read the runs of a folder of CSV files, and the files that are no tables of runs with the reason."""
     tables, others = read_tables(path)
-    return [normalized(row, rows) for rows in tables.values() for row in rows], others
+    found = []
+    for rows in tables.values():
+        found += [normalized(row, rows) for row in rows]
+    return found, others
 
 
 def normalized(row: TableRow, siblings: Sequence[TableRow]) -> MeasuredRun:
@@ -154,7 +157,11 @@ def _numbers(row: TableRow, framework: Entry) -> Fields:
     }
 
 
-def _switch_cell(row: TableRow, key: str, kind: str) -> Any:
+def _switch_cell(
+    row: TableRow,
+    key: str,
+    kind: str,
+) -> Any:
     """Read the cell of a switch: a flag, a number, a name or names."""
     if kind == "flag":
         return _stated(row, key, False)
@@ -564,7 +571,11 @@ def _layout_blocks(row: TableRow, layers: int, stages: int) -> list[int] | None:
     return printed if len(printed) == stages and sum(printed) == layers else None
 
 
-def _even_blocks(row: TableRow, layers: int, stages: int) -> list[int]:
+def _even_blocks(
+    row: TableRow,
+    layers: int,
+    stages: int,
+) -> list[int]:
     """Count blocks of equal stages, the first ones larger; embedding and head may count as a layer each."""
     uneven = layers % stages and (layers + 2) % stages == 0
     ends = "type:transformer|embedding" in row.text("notes") or uneven
@@ -661,7 +672,11 @@ def _counted_gpus(text: str) -> list[CountedGpu]:
     return found
 
 
-def _kind_of(row: TableRow, counted: CountedGpu, gpus_per_node: int) -> NodeKind:
+def _kind_of(
+    row: TableRow,
+    counted: CountedGpu,
+    gpus_per_node: int,
+) -> NodeKind:
     nodes, gpu = counted
     link = gpu["link"]
     rate = (gpu | _instance(row, gpu))["inside"]
@@ -679,7 +694,11 @@ def _instance(row: TableRow, gpu: Entry) -> Entry:
     return (first("networks", named[0]) if named else None) or {}
 
 
-def _network(row: TableRow, gpus_per_node: int, gpu: Entry) -> PrintedLink:
+def _network(
+    row: TableRow,
+    gpus_per_node: int,
+    gpu: Entry,
+) -> PrintedLink:
     """Find the link out of a node.
 
     In this order: what the row's own notes or source print, what its cloud instance or its cluster is known
