@@ -1,7 +1,7 @@
 """The interface of every rival of the literature: its best plan so far, and its answer."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +18,6 @@ from darts_parallel.cost import (
 from darts_parallel.exact import TableResult
 
 Tables = Sequence[CostTable]
-ENDLESS = 10**9
-"""Step limit of planners that only the deadline ends."""
 
 
 class Incumbent:
@@ -43,8 +41,6 @@ class Incumbent:
         """Seed of the random numbers."""
         self.deadline = float("inf")
         """`time.monotonic()` at which to stop."""
-        self.max_steps = ENDLESS
-        """Steps after which a planner that never ends by itself stops in any case."""
         self.tables = list(tables)
         if not keep_all:
             self.tables = [without_dominated(table) for table in tables]
@@ -59,13 +55,6 @@ class Incumbent:
     def over(self) -> bool:
         """Return whether the time is over."""
         return time.monotonic() >= self.deadline
-
-    def steps(self) -> Iterator[int]:
-        """Yield step numbers of a planner that never ends by itself, until the time is over."""
-        for step in range(self.max_steps):
-            if self.over():
-                return
-            yield step
 
     def offer(
         self,
@@ -128,18 +117,15 @@ class Planner:
         *,
         deadline: float | None = None,
         seed: int = 0,
-        max_steps: int = ENDLESS,
     ) -> TableResult:
         """Return the best plan until `deadline`.
 
         Args:
             deadline: `time.monotonic()` at which to stop; None: as long as it takes, or `DEFAULT_SECONDS` for
                 a planner that never ends by itself.
-            max_steps: After which a planner that never ends by itself stops in any case.
         """
         incumbent = Incumbent(tables, keep_all=self.keep_all)
         incumbent.seed = seed
-        incumbent.max_steps = max_steps
         if deadline is not None:
             incumbent.deadline = deadline
         elif self.seeded:

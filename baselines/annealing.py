@@ -39,7 +39,7 @@ def offer_plans(incumbent: Incumbent) -> None:
     length = FIRST_ROUND
     step = 0
     hottest = uphill(moves, chains, energy) / math.log(2.0)
-    for _ in incumbent.steps():
+    while not incumbent.over():
         temperature = hottest * COOLING ** (step / length)
         chains, energy = metropolis(moves, chains, energy, temperature)
         step += 1

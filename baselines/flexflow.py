@@ -45,7 +45,7 @@ def offer_plans(incumbent: Incumbent) -> None:
     lowest = energy.clone()
     age = torch.zeros(CHAINS)
     since = torch.zeros(CHAINS)
-    for _ in incumbent.steps():
+    while not incumbent.over():
         chains, energy = metropolis(moves, chains, energy, temperature)
         better = energy < lowest - LEAST_GAIN
         lowest = torch.minimum(lowest, energy)

@@ -12,7 +12,7 @@ def offer_plans(incumbent: Incumbent) -> None:
     space = PlanSpace(incumbent)
     moves = RandomMoves(space, MoveWeights())
     space.price(space.starting_plans())
-    for _ in incumbent.steps():
+    while not incumbent.over():
         space.price(moves.random_plans(BATCH))
 
 

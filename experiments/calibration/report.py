@@ -41,24 +41,14 @@ from experiments.calibration.predict import predict
 from experiments.calibration.problems import MeasuredCase, read_cases
 from experiments.data import DATA
 from experiments.data.runs import MeasuredRun
+from experiments.data.table import word_tables
 
 ERRORS = ("median %", "mean %", "bias %", "90 % below")
 ERROR_HEADER = ("source", "rows", "s: used", *ERRORS, "memory: used", *ERRORS)
 COLUMNS = tuple(product(ORDERS, TRIALS))
 """Order and number of trials of every regret."""
 RANKING_HEADER = ("job", "plans", "Spearman", *(f"{order} {trials}" for order, trials in COLUMNS))
-SWITCHES = (
-    "attention_kernel",
-    "tp_comm_overlap",
-    "compiled",
-    "loss",
-    "cuda_graphs",
-    "overlap_moe_expert_parallel_comm",
-    "fp8_dot_product_attention",
-    "lora_rank",
-    "lora_dropout",
-    "frozen_bits",
-)
+SWITCHES: list[str] = word_tables()["shown_switches"]
 """Columns of a run that are keys of `training` and change its seconds or bytes."""
 FIGURES = {"seconds": ("iteration_s", 1.0), "memory": ("memory_gb", 2.0**-30)}
 """Name and unit of a figure in tables and pictures: seconds, GiB."""

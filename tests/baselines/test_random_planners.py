@@ -16,6 +16,7 @@ from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.exact import lower_bound
 from darts_parallel.exact.result import TableResult
 from darts_parallel.problem.problem import load_problem
+from tests.support.few_steps import solved
 from tests.support.random_tables import tables_of_one_model
 from tests.support.rivals import answer
 
@@ -86,7 +87,7 @@ def test_the_metropolis_rule_at_its_two_ends_and_at_one_hand_worked_temperature(
 @pytest.mark.parametrize("name", PLANNERS)
 def test_equal_seeds_agree(name: str) -> None:
     def run(seed: int) -> TableResult:
-        return PLANNERS[name].solve(tables_of_one_model(4), seed=seed, max_steps=20)
+        return solved(PLANNERS[name].solve, tables_of_one_model(4), seed, 20)
 
     result = run(7)
     again = run(7)
@@ -106,13 +107,13 @@ def test_a_budget_is_kept_and_the_plan_is_the_problems_own(name: str) -> None:
     assert cost.iteration_time_s == pytest.approx(result.iteration_time_s, rel=1e-9)
 
 
-def test_a_planner_is_told_seed_steps_and_deadline() -> None:
+def test_a_planner_is_told_seed_and_deadline() -> None:
     seen: list[Incumbent] = []
     planner = Planner("seen", seen.append, seeded=True)
-    planner.solve(tables_of_one_model(4), seed=7, max_steps=3, deadline=0.0)
+    planner.solve(tables_of_one_model(4), seed=7, deadline=0.0)
     planner.solve(tables_of_one_model(4))
     first, second = seen
-    assert (first.seed, first.max_steps) == (7, 3)
+    assert first.seed == 7
     assert first.over()
     assert second.seed == 0
     assert time.monotonic() < second.deadline <= time.monotonic() + DEFAULT_SECONDS

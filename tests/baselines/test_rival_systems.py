@@ -33,6 +33,7 @@ from darts_parallel.exact.segments import StageSegments
 from darts_parallel.planner.methods import check
 from darts_parallel.plans.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem, load_problem
+from tests.support.few_steps import solved
 from tests.support.random_tables import random_table
 from tests.support.rivals import answer
 
@@ -217,7 +218,7 @@ def test_galvatron_takes_the_best_of_even_stages_and_of_stages_of_equal_time_by_
 
 @pytest.mark.parametrize("module", [annealing, flexflow, random_search])
 def test_random_planners_find_the_balanced_cut_by_hand(module: ModuleType) -> None:
-    result = module.solve([hand_table([1, 2, 3, 4], 2, 8)], seed=0, max_steps=5)
+    result = solved(module.solve, [hand_table([1, 2, 3, 4], 2, 8)], 0, 5)
     assert starts_of(result) == [0, 3]
     assert result.cost == pytest.approx(52.0)
 
