@@ -27,12 +27,12 @@ class Page:
     """Sentence on what the answer does not show."""
 
 
-def publish(page: Page, folder: Path = RESULTS) -> Path:
+def publish(page: Page) -> Path:
     """Write a page; returns the file."""
     run = f"Commit {commit()}, {date.today().isoformat()}, {processor()}."
     text = page.text.strip()
     parts = (f"# {page.question}", f"    {page.command}", run, text, f"Not shown: {page.limits}")
-    file = folder / f"{page.name}.md"
+    file = RESULTS / f"{page.name}.md"
     write_text(file, "\n\n".join(parts) + "\n")
     return file
 

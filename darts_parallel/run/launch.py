@@ -105,16 +105,13 @@ NEEDED_TORCH = "2.13"
 """Oldest release that plans have run with; DTensor and fully_shard still change from one to the next."""
 
 
-def require_torch(installed: str | None = None) -> None:
+def require_torch() -> None:
     """Refuse a torch too old to run plans.
-
-    Args:
-        installed: Its version; None: that of this process.
 
     Errors:
         UnsupportedError: it is older than `NEEDED_TORCH`.
     """
-    installed = torch.__version__ if installed is None else installed
+    installed = torch.__version__
     if TorchVersion(installed) < f"{NEEDED_TORCH}.0a0":
         raise UnsupportedError(
             f"torch {installed} is installed, and to run a plan takes torch {NEEDED_TORCH} or newer; try "

@@ -125,10 +125,13 @@ def test_tasks_are_solved_in_processes_of_which_none_outlives_what_was_left_earl
     assert not multiprocessing.active_children()
 
 
-def test_a_page_of_results_names_its_command_and_commit(tmp_path: Path) -> None:
+def test_a_page_of_results_names_its_command_and_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results_page, "RESULTS", tmp_path)
     command = "python -m experiments.x"
     content = results_page.Page("x", "Why?", command, "new\n", "how.")
-    page = results_page.publish(content, tmp_path)
+    page = results_page.publish(content)
     text = page.read_text(encoding="utf-8")
     assert text.startswith("# Why?\n\n    python -m experiments.x\n\nCommit ")
     assert text.endswith("new\n\nNot shown: how.\n")
