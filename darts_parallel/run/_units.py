@@ -410,9 +410,7 @@ def _set_rows(unit: Unit, table: str, total: Tensor) -> None:
     if isinstance(unit, Replicated):
         unit.overwrite(table, rows)
         return
-    gradient = parameter.grad
-    assert gradient is not None
-    part = local(gradient)
+    part = local(aligned(parameter))
     if part.numel():
         part.copy_(_part(rows, unit.mesh["shard"]))
 

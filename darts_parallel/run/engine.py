@@ -153,7 +153,7 @@ class Engine:
         self.tied = TiedTables(problem.model.config, self.local.units, self.meshes.tied)
         slots = [slot for unit in self.units for slot in unit.slots]
         self.optimizer = make_optimizer(problem, slots)
-        self.schedule = self._schedule() if plan.pp > 1 else None
+        self.schedule: Any = self._schedule() if plan.pp > 1 else None
 
     def step(self, batch: Tensor) -> float:
         """Make one training step; return the mean loss of the batch, nats, on every rank.
@@ -220,7 +220,6 @@ class Engine:
         return losses
 
     def _pipelined(self, inputs: Tensor, targets: Tensor) -> list[Tensor]:
-        assert self.schedule is not None
         losses: list[Tensor] = []
         arguments = (inputs,) if 0 in self.local.chunks else ()
         last = self.plan.num_chunks - 1 in self.local.chunks
