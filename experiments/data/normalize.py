@@ -231,19 +231,14 @@ def _known_sizes(row: TableRow) -> Sizes | None:
         sizes[key] = row.count(cell) or sizes.get(key)
     sizes["moe_expert_capacity_factor"] = 1.0 if row.says("token_drop") else None
     if layers and layers != sizes["num_layers"]:
-        sizes |= _of_proxy(row, sizes, layers)
+        # a proxy keeps the dense layers that the row prints
+        sizes |= {
+            "num_layers": layers,
+            "first_k_dense_replace": min(_dense_layers(row), layers),
+        }
+        if isinstance(sizes.get("moe_layer_freq"), list):
+            sizes["moe_layer_freq"] = sizes["moe_layer_freq"][:layers]
     return sizes
-
-
-def _of_proxy(row: TableRow, sizes: Sizes, layers: int) -> Sizes:
-    """Return the sizes of a model cut to fewer layers, which keeps the dense ones that the row prints."""
-    changed = {
-        "num_layers": layers,
-        "first_k_dense_replace": min(_dense_layers(row), layers),
-    }
-    if isinstance(sizes.get("moe_layer_freq"), list):
-        changed["moe_layer_freq"] = sizes["moe_layer_freq"][:layers]
-    return changed
 
 
 def _named_sizes(row: TableRow) -> Sizes:
@@ -474,7 +469,15 @@ def _batch(row: TableRow, framework: Entry, degrees: Fields) -> Fields:
     pp = degrees["pp"]
     micro = row.count("micro_batch")
     count = row.count("num_microbatches")
-    batch = _global_batch(row, dp, micro, count)
+    batch = row.count("global_batch")
+    if batch is None:
+        if micro is None or count is None:
+            raise RowError(
+                "global_batch is missing, and micro_batch and num_microbatches do not give it"
+            )
+        batch = dp * micro * count
+    if batch % dp:
+        raise RowError(f"global_batch={batch} is not a multiple of dp={dp}")
     if micro is None:
         if count is None:
             torchtitan = framework["name"].startswith("torchtitan") and pp > 1
@@ -488,19 +491,6 @@ def _batch(row: TableRow, framework: Entry, degrees: Fields) -> Fields:
             f"is not global_batch={batch}"
         )
     return {"num_micro_batches": count, "global_batch_size": batch}
-
-
-def _global_batch(row: TableRow, dp: int, micro: int | None, count: int | None) -> int:
-    batch = row.count("global_batch")
-    if batch is None:
-        if micro is None or count is None:
-            raise RowError(
-                "global_batch is missing, and micro_batch and num_microbatches do not give it"
-            )
-        batch = dp * micro * count
-    if batch % dp:
-        raise RowError(f"global_batch={batch} is not a multiple of dp={dp}")
-    return batch
 
 
 def _zero(row: TableRow, ranks: int) -> Fields:
