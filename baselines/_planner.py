@@ -84,8 +84,9 @@ class Incumbent:
 
     def _as_given(self, index: int) -> Tensor:
         """Return the number in the given table of every strategy that was kept, `(C,)`."""
-        numbers = {choice: c for c, choice in enumerate(self.given[index].choices)}
-        return torch.tensor([numbers[choice] for choice in self.tables[index].choices])
+        given = list(self.given[index].choices)
+        numbers = [given.index(choice) for choice in self.tables[index].choices]
+        return torch.tensor(numbers)
 
 
 DEFAULT_SECONDS = 10.0

@@ -21,7 +21,9 @@ def offer_plans(incumbent: Incumbent) -> None:
     """
     tables = incumbent.tables
     plainest = plain_tables(tables)
-    degrees = {choice.tp for number in plainest for choice in tables[number].choices}
+    degrees = set()
+    for number in plainest:
+        degrees |= {choice.tp for choice in tables[number].choices}
     for tp in sorted(degrees, reverse=True):
         for pp in sorted({tables[number].pp for number in plainest}):
             for number in plainest:

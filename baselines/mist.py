@@ -37,7 +37,10 @@ def samples(outer: OuterChoice) -> list[Recomputation]:
         for choice, strategy in enumerate(outer.strategies):
             if strategy.recompute == kind:
                 pairs.setdefault(replace(strategy, recompute="none"), []).append(choice)
-    return [Recomputation(outer, found[0], found[-1]) for found in pairs.values()]
+    found = []
+    for own in pairs.values():
+        found.append(Recomputation(outer, own[0], own[-1]))
+    return found
 
 
 def _plan(outer: OuterChoice, incumbent: Incumbent) -> None:

@@ -38,7 +38,7 @@ class Split:
 
     label: str
     states: tuple[str, ...]
-    """Of inputs, then of outputs."""
+    """States of inputs, then of outputs."""
 
 
 def _state(place: Place) -> str:
@@ -130,7 +130,7 @@ def _spelled_term(
     term: str,
     rank: int,
 ) -> list[str]:
-    """Name every dimension of a tensor: of `Rk` in three dimensions, R2, R1 and k."""
+    """Name every dimension of a tensor: of the term Rk in three dimensions, R2, R1 and k."""
     before, repeated, after = re.fullmatch("([^A-Z]*)([A-Z]?)(.*)", term).groups()  # type: ignore[union-attr]
     count = rank - len(before + after) if repeated else 0
     middle = [f"{repeated}{count - d}" for d in range(count)]

@@ -157,7 +157,7 @@ class StepComparison:
     """Comparison of one plan with one process."""
 
     losses: tuple[tuple[float, float], ...]
-    """Of the plan and of one process, before and after the optimizer step."""
+    """Losses of the plan and of one process, before and after the optimizer step."""
     gradients: dict[str, float]
     """Largest relative difference by parameter."""
     bytes: tuple[Bytes, ...]
