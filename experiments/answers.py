@@ -106,9 +106,9 @@ def read_answer(row: TrainerAnswer, found: dict[str, Any]) -> TrainerAnswer:
     checks = found["verification"].values()
     checks = [own for own in checks if own["space"] == "uniform" and own["proven"]]
     uniform = [own["iteration_time_s"] for own in checks if own["iteration_time_s"]]
-    row = replace(row, plan=f"{equal} · {batches}", iteration_time_s=chosen)
     fits = 1 - predicted["out_of_memory_probability"]
-    return replace(row, uniform_s=min(uniform, default=inf), fits=fits)
+    figures = {"uniform_s": min(uniform, default=inf), "fits": fits}
+    return replace(row, plan=f"{equal} · {batches}", iteration_time_s=chosen, **figures)
 
 
 def forbidden_by(row: TrainerAnswer, sources: Sequence[dict[str, str]]) -> str:

@@ -2,9 +2,11 @@
 
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -59,11 +61,8 @@ def commit() -> str:
 def processor() -> str:
     """Name and number of the CPUs, as the system tells it."""
     name = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        name = next(
-            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name
-        )
-    except OSError:
-        pass
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        found = re.search(r"model name\s*: (.*)", text)
+        name = found[1] if found else name
     return f"{name}, {os.cpu_count()} logical CPUs"

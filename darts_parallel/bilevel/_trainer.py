@@ -6,7 +6,7 @@ rounding, not its slope; double backward through the straight-through estimator 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import lcm
 
@@ -57,37 +57,34 @@ class WeightStep:
     """Each block's exact mean gradient, `(P,)`."""
 
 
-@dataclass
 class WeightTrainer:
     """Weights and everything that their training remembers.
 
     Attributes:
-        settings: Learning rate, devices, sizes.
         batch: Global batch size in sequences.
+        frozen: Whether steps measure everything and leave the weights where they are.
+
+    Args:
+        settings: Learning rate, devices, sizes, and the global batch size at the beginning.
         seed: Seed of the initial weights and of the training batches.
         measure_noise: Whether the gradient noise scale is measured: that needs two groups at least.
-        frozen: Whether steps measure everything and leave the weights where they are.
     """
 
-    settings: BilevelSettings
-    batch: int
-    seed: int
-    measure_noise: bool = True
-    frozen: bool = False
-    step: int = 0
-    toy: Toy = field(init=False)
-    weights: Weights = field(init=False)
-    optimizer: Adam = field(init=False)
-    reducers: list[GradientReducer] = field(init=False)
-    noise: NoiseScale = field(init=False)
-    generator: torch.Generator = field(init=False)
-
-    def __post_init__(self) -> None:
-        settings = self.settings
+    def __init__(
+        self,
+        settings: BilevelSettings,
+        seed: int,
+        measure_noise: bool = True,
+    ) -> None:
+        self.settings = settings
+        self.measure_noise = measure_noise
+        self.batch = settings.global_batch_size
+        self.frozen = False
+        self.step = 0
         fused = settings.order != "second"
         self.toy = Toy(settings.model, settings.block_size, fused)
-        self.weights = self.toy.initial_weights(torch.Generator().manual_seed(self.seed))
-        self.generator = torch.Generator().manual_seed(self.seed + 1)
+        self.weights = self.toy.initial_weights(torch.Generator().manual_seed(seed))
+        self.generator = torch.Generator().manual_seed(seed + 1)
         self.optimizer = Adam([(w, settings.learning_rate) for w in self.weights.values()], BETAS)
         self.reducers = [GradientReducer(settings.block_size) for _ in range(settings.num_blocks)]
         self.noise = NoiseScale(settings.decay)

@@ -22,7 +22,7 @@ from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.config import LOSSLESS
 from darts_parallel.cost import evaluate
 from darts_parallel.gradient import PlanStage, SearchResult, StepRecord
-from darts_parallel.plans import megatron_schedule, write_json, write_text
+from darts_parallel.plans import BatchPhase, megatron_schedule, write_json, write_text
 from darts_parallel.problem import Problem
 from darts_parallel.report import (
     Outcome,
@@ -241,7 +241,9 @@ class BilevelJob:
 
     def _trainer_lines(self, phases: Phases) -> list[str]:
         """Say which trainer can follow the phases."""
-        known = [phase.without_prices for phase in phases]
+        known = []
+        for phase in phases:
+            known.append(BatchPhase(phase.from_step, phase.plan.batch, phase.plan.plan))
         schedule = megatron_schedule(known, self.problem.training.seq_len)
         if schedule is not None:
             return [

@@ -35,7 +35,6 @@ from darts_parallel.bilevel.space import EXACT, BatchPlan, Candidate, JointSpace
 from darts_parallel.bilevel.trials import Trials
 from darts_parallel.config import LOSSLESS
 from darts_parallel.gradient import NoPlanFitsError, StepRecord
-from darts_parallel.plans import BatchPhase
 from darts_parallel.problem import Problem
 
 NEWEST = 0.4
@@ -65,11 +64,6 @@ class TrainingPhase:
     from_step: int
     plan: BatchPlan
 
-    @property
-    def without_prices(self) -> BatchPhase:
-        """Return what a trainer needs to know."""
-        return BatchPhase(self.from_step, self.plan.batch, self.plan.plan)
-
 
 class BilevelLoop:
     """The loop, as a state that advances step by step.
@@ -96,7 +90,7 @@ class BilevelLoop:
         config = replace(problem.config.search, num_restarts=settings.num_restarts)
         logit_steps = (settings.num_steps - settings.warmup_steps) // settings.logit_every
         self.upper = UpperLevel(self.space, config, max(logit_steps, 1), self.generator)
-        self.trainer = WeightTrainer(settings, settings.global_batch_size, settings.seed)
+        self.trainer = WeightTrainer(settings, settings.seed)
         self.prices = self.space.free.at_bits(LOSSLESS, LOSSLESS)
         self.gains: dict[int, float] = {}
         """Nats that every batch size gains in a look-ahead, moving averages."""

@@ -148,7 +148,7 @@ def train_sums(
     seed: int,
 ) -> list[float]:
     """Train from the initial weights with all blocks run alike; return the losses of all steps, nats."""
-    trainer = WeightTrainer(settings, settings.global_batch_size, seed, measure_noise=False)
+    trainer = WeightTrainer(settings, seed, measure_noise=False)
     return [learn(trainer, text, run) for _ in range(steps)]
 
 
@@ -237,8 +237,7 @@ class OperatorSearch:
         rng = np.random.default_rng(settings.seed)
         seconds = self.exact.seconds
         descent = PairDescent(self.programme, BALANCE, rng)
-        batch = settings.global_batch_size
-        trainer = WeightTrainer(settings, batch, settings.seed, measure_noise=False)
+        trainer = WeightTrainer(settings, settings.seed, measure_noise=False)
         for step in range(settings.num_steps):
             costs = self._priced(seconds)
             for _ in range(INNER):

@@ -73,7 +73,7 @@ class Retraining:
             target: Smoothed test loss at which it ends before, nats.
         """
         settings = self.settings
-        trainer = WeightTrainer(settings, 1, self.seed, measure_noise=False)
+        trainer = WeightTrainer(settings, self.seed, measure_noise=False)
         generator = torch.Generator().manual_seed(self.seed + TEST_SEED)
         count = settings.validation_sequences
         held_out = sample(self.corpus.test, count, settings.context, generator)

@@ -55,8 +55,7 @@ class Trials:
         plan = (candidate,) * settings.num_blocks
         curves = []
         for seed in self.seeds:
-            batch = settings.global_batch_size
-            trainer = WeightTrainer(settings, batch, seed, measure_noise=False)
+            trainer = WeightTrainer(settings, seed, measure_noise=False)
             steps = range(settings.trial_steps)
             curves.append(
                 [trainer.learn_plan(trainer.next_batch(self.text), plan).loss for _ in steps]

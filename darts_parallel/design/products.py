@@ -104,14 +104,11 @@ def _next_product(name: str, problem: Problem) -> Iterator[tuple[str, float]]:
     group = config.nodes[first]
     owner = config.devices[group.device] if part == "device" else group.intra_node
     present = _value(owner, key, precision)
-    better = {
-        value: product
-        for value, product in _product_values(part, key, precision)
-        if value > present * SAME
-    }
+    every = _product_values(part, key, precision)
+    better = [(value, product) for value, product in every if value > present * SAME]
     if better:
-        least = min(better)
-        yield better[least], least / present
+        value, product = min(better)
+        yield product, value / present
 
 
 def _product_values(
@@ -119,8 +116,8 @@ def _product_values(
     key: str,
     precision: str,
 ) -> Iterator[tuple[float, str]]:
-    """Yield the values of a figure over all presets; of equal ones the first name comes last."""
-    for path in reversed(group_files(part.replace("intra_node", "cluster"))):
+    """Yield the values of a figure over all presets."""
+    for path in group_files(part.replace("intra_node", "cluster")):
         if path.stem.startswith(INVENTED):
             continue
         raw = OmegaConf.load(path)

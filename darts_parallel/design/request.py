@@ -170,7 +170,7 @@ def _option(
     """Check one discrete choice and build its problems."""
     problems = []
     for job in jobs:
-        problem = load_problem([str(own) for own in (*given.overrides, *job.overrides)])
+        problem = load_problem(list(map(str, given.overrides + job.overrides)))
         _require_priceable(problem)
         problems.append(problem)
     sizes = {problem.cluster.num_devices for problem in problems}

@@ -169,7 +169,9 @@ def _snippet(job: Request, strategy: LayerStrategy) -> str:
         others.append("from accelerate.parallelism_config import ParallelismConfig")
     if beside_fsdp:
         others.append("from transformers.integrations import tensor_parallel")
-    lines += [typing, *sorted(others, key=_import_order)]
+    # as ruff does: whole modules first, then by name
+    others.sort(key=lambda line: (line.startswith("from"), line))
+    lines += [typing, *others]
     lines += [
         "",
         f"MICRO_BATCH_SIZE = {job.micro_batch_size(strategy)}",
@@ -188,11 +190,6 @@ def _snippet(job: Request, strategy: LayerStrategy) -> str:
         check=_BESIDE_FSDP if beside_fsdp else "",
     )
     return text + _CONTEXT_PARALLEL * context
-
-
-def _import_order(line: str) -> tuple[bool, str]:
-    """Sort imports as ruff does: whole modules first, then by name."""
-    return line.startswith("from"), line
 
 
 def _accelerator(job: Request, strategy: LayerStrategy) -> str:

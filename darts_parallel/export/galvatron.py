@@ -74,7 +74,7 @@ def settings(job: Request) -> dict[str, Any]:
 
 
 def _text(values: Iterable[int]) -> str:
-    return ",".join(str(value) for value in values)
+    return ",".join(map(str, values))
 
 
 def _outer(job: Request) -> LayerStrategy:

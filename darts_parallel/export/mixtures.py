@@ -88,7 +88,7 @@ def _score_flags(config: ModelConfig, dispatcher: str) -> Flags:
 
 def layer_frequency(config: ModelConfig) -> str | int:
     """Say which layers have experts: 1 for all, or runs of a Python list."""
-    pattern = [int(has) for has in expert_pattern(config)]
+    pattern = list(map(int, expert_pattern(config)))
     if all(pattern):
         return 1
     runs = [(has, len(list(equal))) for has, equal in groupby(pattern)]

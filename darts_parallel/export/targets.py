@@ -47,7 +47,7 @@ def export_plan(
             f"{phases[-1].from_step} on at a global batch size of {batch}: each phase is a run of its own"
         )
     if plan.node_order:
-        order = ", ".join(str(node) for node in plan.node_order)
+        order = ", ".join(map(str, plan.node_order))
         notes.append(
             f"start the nodes in the plan's order: node ranks 0, 1, ... are the cluster's nodes {order}"
         )
@@ -145,6 +145,6 @@ def write_export(exported: Exported, folder: Path) -> list[Path]:
 def export_lines(target: str, exported: Exported, paths: list[Path]) -> list[str]:
     """Describe an export to its user: its files, and what they do not say."""
     return [
-        f"{target}: {', '.join(str(path) for path in paths)}",
+        f"{target}: {', '.join(map(str, paths))}",
         *(f"note: {n}" for n in exported.notes),
     ]

@@ -5,6 +5,7 @@ Names: `torchtitan/config` (`ParallelismConfig`, `TrainingConfig`) and
 b5bcd76c (token budgets): the function asks the configuration which of the two it is.
 """
 
+import json
 from typing import Any
 
 from darts_parallel.config import as_yaml
@@ -188,9 +189,6 @@ def _modules(chunk: ChunkContent) -> list[str]:
 
 def _literal(value: Any) -> str:
     if isinstance(value, list):
-        return "[\n" + "".join(f"        {_row(row)},\n" for row in value) + "    ]"
-    return f'"{value}"' if isinstance(value, str) else str(value)
-
-
-def _row(names: list[str]) -> str:
-    return "[" + ", ".join(f'"{name}"' for name in names) + "]"
+        rows = "".join(f"        {json.dumps(row)},\n" for row in value)
+        return f"[\n{rows}    ]"
+    return json.dumps(value) if isinstance(value, str) else str(value)

@@ -86,7 +86,7 @@ class GraphProgramme:
     def _new(self, costs: Sequence[float] | np.ndarray) -> int:
         """Add variables from 0 to 1; return the first one's index."""
         first = len(self.cost)
-        self.cost.extend(float(cost) for cost in costs)
+        self.cost.extend(map(float, costs))
         self.upper.extend(1.0 for _ in costs)
         return first
 

@@ -178,7 +178,7 @@ def _small_shapes(
             own = [min(known, small.get(known, known)) for known in shape[: -len(width) or None]]
             found.append([*own, *width])
         yield found
-    yield [list(shape) for shape in shapes]
+    yield list(map(list, shapes))
 
 
 def _twin(

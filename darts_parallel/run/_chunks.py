@@ -216,8 +216,6 @@ class Local:
 
     chunks: dict[int, StageChunk]
     units: Units
-    vocabulary_rows: int
-    """Rows of the head's table."""
 
 
 def build(
@@ -249,8 +247,7 @@ def build(
     if shared:
         (chunk,) = chunks.values()
         units |= _shared_unit(chunk, meshes, dtype)  # last: its root takes what no other unit has
-    head = plan.layers[head_index(problem)]
-    return Local(chunks, units, table_rows(problem.model.config.vocab_size, head.tp))
+    return Local(chunks, units)
 
 
 def _joined(names: list[str], layers: Sequence[LayerStrategy]) -> list[tuple[str, LayerStrategy]]:

@@ -46,7 +46,8 @@ class Meshes:
         self._device = device
         self._by_division = self._layer_meshes(plan.layers)
         self._by_experts = self._expert_meshes(plan.layers) if experts else {}
-        self._peers = self._peer_meshes(plan.layers)
+        self.peers = self._peer_meshes(plan.layers)
+        """Ranks with one part of a layer, in batch order, by its degree and that of a common group."""
         # down and up a V, the head lies next to the embedding
         self.tied = self._tied_group() if plan.chunk_devices[-1] > 0 else None
 
@@ -90,10 +91,6 @@ class Meshes:
         """Return the ranks that share a layer of this degree and read the same tokens."""
         degrees = next(key for key in self._by_division if key[0] == tp)
         return self._by_division[degrees]["tp"]
-
-    def peers(self, tp: int, common: int) -> DeviceMesh:
-        """Return the ranks of a `common` group with one part of a layer of degree `tp`, in batch order."""
-        return self._peers[tp, common]
 
     @property
     def pipeline(self) -> dist.ProcessGroup:
@@ -186,9 +183,9 @@ def _rebatched(
     """Exchange whole rows of the batch, by way of the smallest common degree."""
     common = lcm(before, after)
     if before != common:
-        state = redistributed(state, meshes.peers(before, common), BATCH, WHOLE)
+        state = redistributed(state, meshes.peers[before, common], BATCH, WHOLE)
     if after != common:
-        state = redistributed(state, meshes.peers(after, common), WHOLE, BATCH)
+        state = redistributed(state, meshes.peers[after, common], WHOLE, BATCH)
     return state
 
 

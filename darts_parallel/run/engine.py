@@ -232,7 +232,7 @@ class Engine:
         head = self.plan.layers[head_index(self.problem)]
         last = self.plan.layers[-1]
         vocabulary = self.problem.model.config.vocab_size
-        rows = (self.local.vocabulary_rows, table_rows(vocabulary, last.tp))
+        rows = (table_rows(vocabulary, head.tp), table_rows(vocabulary, last.tp))
         logits = converted_logits(logits, head.tp, last.tp, self.meshes, rows)
         mesh = self.meshes.tensor(last.tp) if last.tp > 1 else None
         total = cross_entropy_sum(logits, targets, vocabulary, mesh)
@@ -281,7 +281,7 @@ class Engine:
             return torch.empty(batch, length, dtype=torch.long, device="meta")
         columns = config.hidden_size
         if index >= head:
-            columns = self.local.vocabulary_rows // layer.tp
+            columns = table_rows(config.vocab_size, layer.tp) // layer.tp
         elif layer.sequence_parallel:
             length //= layer.tp
         shape = (batch, length, columns)

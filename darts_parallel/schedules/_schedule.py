@@ -1,9 +1,9 @@
 """A schedule: its name, the place of its stages, and the passes of every device in order."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -52,6 +52,20 @@ PerStage = tuple[int, ...]
 Moments = tuple[Moment, ...]
 
 
+Answer = TypeVar("Answer")
+Method = Callable[["Schedule", int, int, int], Answer]
+
+
+def _after_three_fills(method: Method[Answer]) -> Method[Answer]:
+    """Remember the answers of a method, which `FILLS` micro-batches a device decide."""
+    known = lru_cache(maxsize=256)(method)
+
+    def answer(schedule: "Schedule", pp: int, count: int, chunks: int) -> Answer:
+        return known(schedule, pp, min(count, FILLS * pp), chunks)
+
+    return answer
+
+
 class Schedule(ABC):
     """The order of the passes of a pipeline. Equal arguments give equal passes."""
 
@@ -93,20 +107,64 @@ class Schedule(ABC):
         """Return what a number of micro-batches must be, in words, and the closest valid number."""
         return "at least 1", max(count, 1)
 
+    @_after_three_fills
     def in_flight(self, pp: int, count: int, chunks: int) -> PerStage:
-        """Return the micro-batches whose activations stages hold when their device holds most."""
-        return _held(self, pp, min(count, FILLS * pp), chunks)
+        """Return the micro-batches whose activations stages hold when their device holds most.
 
+        They are held from a forward pass to the micro-batch's last backward pass.
+        """
+        result = [0] * (pp * chunks)
+        last = "W" if self.split else "B"
+        devices = self.devices(pp, pp * chunks)
+        for device, order in enumerate(self.orders(pp, count, chunks)):
+            stages = [stage for stage, place in enumerate(devices) if place == device]
+            held = dict.fromkeys(stages, 0)
+            # ties go to the moment with more of the earlier stages, which hold them longer
+            most = (0, *held.values())
+            for kind, stage, _ in order:
+                held[stage] += (kind == "F") - (kind == last)
+                now = held.values()
+                most = max(most, (sum(now), *now))
+            for stage, number in zip(stages, most[1:], strict=True):
+                result[stage] = number
+        return tuple(result)
+
+    @_after_three_fills
     def last_stage_moments(self, pp: int, count: int, chunks: int) -> Moments:
         """Return every moment at which the last stage may hold most."""
-        return _last_stage_moments(self, pp, min(count, FILLS * pp), chunks)
+        last = pp * chunks - 1
+        device = self.devices(pp, pp * chunks)[last]
+        now = Moment(0, 0)
+        moments = {now}
+        for kind, stage, _ in self.orders(pp, count, chunks)[device]:
+            if stage == last:
+                before = now.before_backward + BEFORE_BACKWARD[kind]
+                now = Moment(before, now.before_weights + BEFORE_WEIGHTS[kind])
+                moments.add(now)
+        return tuple(sorted(moments))
 
+    @_after_three_fills
     def fullest_moments(self, pp: int, count: int, chunks: int) -> Moments:
         """Return the moments at which a device may hold most, if passes grow with their backward.
 
-        A moment is in shares of the largest number of micro-batches that the device holds.
+        A moment is in shares of the largest number of micro-batches that the device holds. Moments that
+        another one exceeds in all and between the passes are left out.
         """
-        return _fullest_moments(self, pp, min(count, FILLS * pp), chunks)
+        seen: set[tuple[float, float]] = set()
+        for order in self.orders(pp, count, chunks):
+            kinds = np.array([kind for kind, _, _ in order])
+            forward = np.cumsum(kinds == "F")
+            backward = np.cumsum(kinds == "B")
+            weights = np.cumsum(kinds == "W")
+            held = forward - weights
+            shares = held / held.max()
+            late = (backward - weights) / held.max()
+            seen.update(zip(shares.tolist(), late.tolist(), strict=True))
+        kept: list[Moment] = []
+        for share, before_weights in sorted(seen, reverse=True):
+            if not kept or before_weights > kept[-1].before_weights:
+                kept.append(Moment(share - before_weights, before_weights))
+        return tuple(kept)
 
     def pytorch_class(self, pp: int, count: int) -> str | None:
         """Return the name of PyTorch's class for these numbers; None: it has none."""
@@ -147,7 +205,7 @@ class Schedule(ABC):
         if sentence := self.chunk_refusal(chunks) or self.count_refusal(pp, count):
             raise UnsupportedError(sentence)
         rows = [self.passes(device, pp, count, chunks) for device in range(pp)]
-        return tuple(tuple(row) for row in rows)
+        return tuple(map(tuple, rows))
 
     def code(self, pp: int, count: int, chunks: int = 1) -> str:
         """Return the passes as the code of a searched order (`Searched`)."""
@@ -165,57 +223,3 @@ def order_code(placement: str, rows: Iterable[Iterable[str]]) -> str:
     """Return the code of an order: the passes of every device as PyTorch's CSV spells them."""
     texts = [" ".join(row) for row in rows]
     return f"{SEARCHED}:" + ";".join([placement, *texts])
-
-
-@lru_cache(maxsize=256)
-def _held(schedule: Schedule, pp: int, count: int, chunks: int) -> PerStage:
-    """Count `Schedule.in_flight`: from a forward pass to its micro-batch's last backward pass."""
-    result = [0] * (pp * chunks)
-    last = "W" if schedule.split else "B"
-    devices = schedule.devices(pp, pp * chunks)
-    for device, order in enumerate(schedule.orders(pp, count, chunks)):
-        stages = [stage for stage, place in enumerate(devices) if place == device]
-        held = dict.fromkeys(stages, 0)
-        # ties go to the moment with more of the earlier stages, which hold them longer
-        most = (0, *held.values())
-        for kind, stage, _ in order:
-            held[stage] += (kind == "F") - (kind == last)
-            now = held.values()
-            most = max(most, (sum(now), *now))
-        for stage, number in zip(stages, most[1:], strict=True):
-            result[stage] = number
-    return tuple(result)
-
-
-@lru_cache(maxsize=256)
-def _last_stage_moments(schedule: Schedule, pp: int, count: int, chunks: int) -> Moments:
-    last = pp * chunks - 1
-    device = schedule.devices(pp, pp * chunks)[last]
-    now = Moment(0, 0)
-    moments = {now}
-    for kind, stage, _ in schedule.orders(pp, count, chunks)[device]:
-        if stage == last:
-            before = now.before_backward + BEFORE_BACKWARD[kind]
-            now = Moment(before, now.before_weights + BEFORE_WEIGHTS[kind])
-            moments.add(now)
-    return tuple(sorted(moments))
-
-
-@lru_cache(maxsize=256)
-def _fullest_moments(schedule: Schedule, pp: int, count: int, chunks: int) -> Moments:
-    """Count `Schedule.fullest_moments` that no other one exceeds in all and between the passes."""
-    seen: set[tuple[float, float]] = set()
-    for order in schedule.orders(pp, count, chunks):
-        kinds = np.array([kind for kind, _, _ in order])
-        forward = np.cumsum(kinds == "F")
-        backward = np.cumsum(kinds == "B")
-        weights = np.cumsum(kinds == "W")
-        held = forward - weights
-        shares = held / held.max()
-        late = (backward - weights) / held.max()
-        seen.update(zip(shares.tolist(), late.tolist(), strict=True))
-    kept: list[Moment] = []
-    for share, before_weights in sorted(seen, reverse=True):
-        if not kept or before_weights > kept[-1].before_weights:
-            kept.append(Moment(share - before_weights, before_weights))
-    return tuple(kept)

@@ -34,7 +34,7 @@ def summarise(ratios: Sequence[float]) -> ErrorSummary:
     signed = np.asarray(ratios) - 1.0
     size = np.abs(signed)
     figures = (np.median(size), size.mean(), np.median(signed), np.quantile(size, 0.9))
-    return ErrorSummary(len(size), *(float(figure) for figure in figures))
+    return ErrorSummary(len(size), *map(float, figures))
 
 
 def spearman(predicted: Sequence[float], measured: Sequence[float]) -> float:

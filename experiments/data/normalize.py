@@ -43,6 +43,7 @@ SECONDS = ("iteration_s", "tokens_per_s_per_gpu", "samples_per_s")
 MOST_SHARED = 16
 """Up to this a cell counts shared experts, as wide as the routed ones; above it is their width."""
 HEAD_SIZE = 128
+"""Usual channels of a head."""
 LORA_RANK = 16
 """Rank in NeMo 2's recipes for Llama 3 70B; that of smaller models, 8, changes nothing that shows."""
 LORA_TARGETS = ("linear_qkv",)
@@ -357,7 +358,9 @@ def _model(
     family = _family(row, sizes)
     layers = row.require("layers")
     hidden = row.require("hidden")
-    heads = row.count("heads") or usual(row, siblings, "heads", "hidden") or _usual_heads(hidden)
+    heads = row.count("heads") or usual(row, siblings, "heads", "hidden")
+    if heads is None:
+        heads = min(divisors(hidden), key=lambda number: abs(hidden / number - HEAD_SIZE))
     ffn = row.count("ffn") or usual(row, siblings, "ffn", "hidden") or 4 * hidden
     model = {key: value for key, value in family.items() if key in runs.DEFAULTS}
     model["num_layers"] = layers
@@ -386,11 +389,6 @@ def _family(row: TableRow, sizes: Sizes | None) -> Sizes:
             "encoder-decoder models need their encoder layers, which the schema does not hold"
         )
     return first("models", row.words("model")) or {}
-
-
-def _usual_heads(hidden: int) -> int:
-    """Return the number of heads whose size is closest to the usual one."""
-    return min(divisors(hidden), key=lambda heads: abs(hidden / heads - HEAD_SIZE))
 
 
 def _vocabulary(row: TableRow, siblings: Sequence[TableRow]) -> int | None:
@@ -586,7 +584,7 @@ def _printed_stages(row: TableRow, layers: int, pp: int) -> list[int] | None:
     found = re.search(r"layers per stage ([\d ]+)", row.text("notes"))
     if not found:
         return None
-    counts = [int(n) for n in found[1].split()]
+    counts = list(map(int, found[1].split()))
     if len(counts) != pp or sum(counts) < layers:
         raise RowError(
             f"layers per stage {found[1].strip()} does not fit pp={pp} and {layers} layers"

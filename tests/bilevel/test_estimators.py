@@ -57,13 +57,13 @@ def test_groups_of_one_rank_send_nothing_and_those_of_two_send_few_bits() -> Non
 
 
 def test_the_learning_rate_rises_linearly_and_then_stays() -> None:
-    trainer = WeightTrainer(tiny_settings(learning_rate_warmup=4, learning_rate=0.01), 8, 0)
+    trainer = WeightTrainer(tiny_settings(learning_rate_warmup=4, learning_rate=0.01), 0)
     for trainer.step, share in ((0, 0.25), (1, 0.5), (3, 1.0), (9, 1.0)):
         assert trainer.learning_rate == pytest.approx(share * 0.01)
 
 
 def test_the_progress_that_a_pair_lacks_is_a_share() -> None:
-    trainer, plan = WeightTrainer(SETTINGS, 8, 0), (Candidate(1, 1),) * 2
+    trainer, plan = WeightTrainer(SETTINGS, 0), (Candidate(1, 1),) * 2
     outcome = trainer.learn_plan(batch(1), plan)
     loss = partial(trainer.toy.plan_loss, plan=plan)
     by_weight, _ = differentiate(loss, trainer.weights, batch(1))

@@ -65,7 +65,7 @@ def test_blocks_of_other_models_train_with_sums_at_few_bits() -> None:
     llama = ["gated_mlp=true", "ffn_hidden_size=24", "norm_bias=false", "learned_positions=false"]
     changes = [f"model.{change}" for change in [*llama, "linear_bias=true"]]
     settings = BilevelSettings.of(load_problem([*OVERRIDES, *changes]))
-    trainer = WeightTrainer(settings, 8, 0, measure_noise=False)
+    trainer = WeightTrainer(settings, 0, measure_noise=False)
     before = {name: weight.clone() for name, weight in trainer.weights.items()}
     assert "embedding.positions.weight" not in before
     for _ in range(3):
@@ -78,7 +78,7 @@ def test_a_short_training_beats_the_unigram_entropy() -> None:
     settings = tiny_settings(
         width=32, context=16, global_batch_size=8, learning_rate=2e-2, learning_rate_warmup=5
     )
-    trainer = WeightTrainer(settings, 8, 0, measure_noise=False)
+    trainer = WeightTrainer(settings, 0, measure_noise=False)
     plan = (Candidate(2, 4, 8, 8),) * 2
     losses = [trainer.learn_plan(trainer.next_batch(corpus().train), plan).loss for _ in range(80)]
     shares = torch.bincount(corpus().train.long()).double() / len(corpus().train)
