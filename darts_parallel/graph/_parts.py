@@ -176,18 +176,6 @@ def edges(mesh: DeviceMesh, local: Tensor, made: State, *wanted: State) -> tuple
     return Edges.apply(mesh, made, wanted, local)  # type: ignore[no-untyped-call]
 
 
-def summed(
-    mesh: DeviceMesh,
-    local: Tensor,
-    axis: int,
-) -> Tensor:
-    """Return the sum over an axis, whose gradient every rank has."""
-    whole = ("R",) * mesh.ndim
-    made = list(whole)
-    made[axis] = "P"
-    return edges(mesh, local, tuple(made), whole)[0]
-
-
 class Products(torch.autograd.Function):
     """Multiply an input of which a rank keeps a slice; backward gathers it next to the input's gradient."""
 
@@ -265,6 +253,18 @@ def split_cross_entropy(
         if label == "rows":
             count = move_axis(mesh, count, axis, "P", "R")
     return rows.sum() / count
+
+
+def summed(
+    mesh: DeviceMesh,
+    local: Tensor,
+    axis: int,
+) -> Tensor:
+    """Return the sum over an axis, whose gradient every rank has."""
+    whole = ("R",) * mesh.ndim
+    made = list(whole)
+    made[axis] = "P"
+    return edges(mesh, local, tuple(made), whole)[0]
 
 
 def vocabulary_losses(

@@ -87,31 +87,6 @@ def parallelize(module, mesh):
 '''
 TOLD = {*OPERATORS["rules"]["reshaped"].split(), "expand.default"}
 """Operators that are told the shape of their output."""
-RUNTIME = (
-    _states.forward_state,
-    _states.gradient_state,
-    _states.ordered_moves,
-    _states.axis_moves,
-    _parts.placement,
-    _parts.distribute,
-    _parts.tensors_of,
-    _parts.put,
-    _parts.split_tensors,
-    _parts.enter,
-    _parts.move_axis,
-    _parts.move,
-    _parts.Edges,
-    _parts.edges,
-)
-"""Functions of every file."""
-SPECIAL: dict[Any, tuple[Any, ...]] = {
-    _parts.Products: (),
-    _parts.own_rows: (),
-    _parts.split_cross_entropy: (_parts.summed, _parts.vocabulary_losses),
-    _parts.own_head: (),
-    _parts.own_experts: (),
-}
-"""Functions of the files that call them, each with the functions that it needs."""
 
 
 def plan_script(plan: GraphPlan) -> str:
@@ -143,12 +118,18 @@ def _imports() -> str:
 
 
 def _functions(body: str) -> str:
-    """Return the source of the functions that a step calls."""
-    chosen: list[Any] = list(RUNTIME)
-    for function, needed in SPECIAL.items():
-        if re.search(rf"\b{function.__name__}[.(]", body):
-            chosen += [function, *needed]
-    return "\n\n\n".join(inspect.getsource(function).strip() for function in chosen)
+    """Return the source of the functions that a file calls, and of those that they call."""
+    sources = {}
+    for module in (_states, _parts):
+        for name, part in vars(module).items():
+            if getattr(part, "__module__", "") == module.__name__:
+                sources[name] = inspect.getsource(part).strip()
+    text = f"{STEP}{body} edges()"
+    chosen: set[str] = set()
+    while more := {name for name in sources if re.search(rf"\b{name}[.(]", text)} - chosen:
+        chosen |= more
+        text += "".join(map(sources.__getitem__, more))
+    return "\n\n\n".join(source for name, source in sources.items() if name in chosen)
 
 
 def _source_states(plan: GraphPlan, kinds: Collection[str]) -> str:
