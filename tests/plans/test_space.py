@@ -94,6 +94,19 @@ def test_a_micro_batch_is_whole_and_of_a_pinned_size() -> None:
         assert micro_batch_legal(pinned, batch, count, choice) == bool(sizes & {2, 3})
 
 
+@pytest.mark.parametrize(
+    ("schedules", "executable", "most"),
+    [("1f1b", True, 3), ("1f1b,searched", False, 3), ("1f1b,searched", True, 1)],
+)
+def test_an_executable_order_that_is_searched_has_no_split_backward_pass_under_zero_2(
+    schedules: str, executable: bool, most: int
+) -> None:
+    problem = toy(f"space.schedules=[{schedules}]", f"space.executable={executable}")
+    for space in outer_spaces(problem):
+        stages = {choice.zero_stage for choice in space.choices}
+        assert max(stages) == (3 if space.pp == 1 else most)
+
+
 def test_tensor_degrees_divide_kv_heads_and_stay_inside_a_node() -> None:
     assert tensor(toy()) == [1, 2, 4]
     assert tensor(toy("model.num_kv_heads=2")) == [1, 2]
@@ -149,6 +162,7 @@ def test_a_value_that_no_product_matches_is_refused_and_the_nearest_one_works(
         ["space.dp=8", "space.num_micro_batches=16"],
         ["space.num_micro_batches=16", "space.micro_batch_size=16"],
         ["space.tp=4", "space.dp=8"],
+        ["space.tp=[2,4]", "space.dp=8"],
         ["training.global_batch_size=6", "space.dp=2", "space.num_micro_batches=2"],
         ["space.cp=8", "space.dp=2"],
         ["space.pp=1", "space.virtual_stages=2"],
@@ -159,6 +173,7 @@ def test_pins_that_contradict_each_other_are_refused_and_every_advice_works(
     pins: list[str],
 ) -> None:
     sentence = refusal(toy(*pins))
+    assert all(pin in sentence for pin in pins if pin.startswith("space."))
     ways = re.search(r"try (.*)\.$", sentence)
     for way in ways.group(1).split(" or "):
         key = way.split("=")[0]

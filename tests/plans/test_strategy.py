@@ -36,6 +36,18 @@ def test_the_one_line_description() -> None:
 
 
 @pytest.mark.parametrize(
+    ("strategy", "label"),
+    [
+        (LayerStrategy(2, 4), "tp2 z0"),
+        (LayerStrategy(2, 16, 1, "full", True, 8, 4, 8), "tp2+sp z1/8 full b8 g4"),
+        (LayerStrategy(1, 8, 3, "none", False, 16, 8, ep=4, etp=2), "tp1 z3 ep4 etp2 g8"),
+    ],
+)
+def test_the_short_text_of_a_strategy(strategy: LayerStrategy, label: str) -> None:
+    assert strategy.label() == label
+
+
+@pytest.mark.parametrize(
     "boundaries", [(0,), (1, LAYERS), (0, 3, 3, LAYERS), (0, 5), (0, 4, 2, LAYERS)]
 )
 def test_stages_must_be_contiguous_and_whole(boundaries: tuple[int, ...]) -> None:
