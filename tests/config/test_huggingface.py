@@ -303,6 +303,7 @@ def test_the_language_model_of_a_multimodal_one_is_its_text_config() -> None:
         ({"model_type": "albert"}, r"attention.LayerNorm \(LayerNorm\)"),
         ({"model_type": "whisper"}, r"\(Whisper.*|k_proj"),
         ({"model_type": "switch_transformers"}, "cannot be counted on the meta device"),
+        ({"model_type": "vit", "hidden_size": 32}, "it is no language model"),
     ],
 )
 def test_a_part_that_is_not_modelled_is_named(values: Values, part: str) -> None:

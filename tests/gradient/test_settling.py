@@ -56,6 +56,7 @@ def test_after_the_last_boundary_step_boundaries_are_whole_and_logits_alone_are_
         for group in search.groups:
             settled += 1
             assert group.aims is not None
+            assert 0.9 <= group.aims.min() <= group.aims.max() <= 1.0  # the plan must fit
             torch.testing.assert_close(group.edges, group.edges.round(), rtol=0, atol=1e-9)
             assert id(group.widths) not in learned
             assert id(group.logits) in learned
