@@ -193,3 +193,16 @@ def test_frozen_weights_are_gathered_in_both_passes_and_have_no_gradients_to_sca
     trained, frozen = seconds
     # gathers for forward, recomputation and backward, without the scatter of gradients
     assert 0.4 * trained < frozen < trained
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+def test_a_higher_rank_never_takes_fewer_seconds(tp: int) -> None:
+    """Rank 32 was faster than rank 16: efficiencies of narrow products grew faster than the products."""
+    times = []
+    for rank in (1, 15, 16, 17, 31, 32, 48, 63, 64, 65, 100, 128, 255, 256, 512, 1024):
+        job = ["model=llama3_8b", "cluster=h100_1x8", "gbs=64", "seq=2048"]
+        problem = load_problem([*job, f"training.lora_rank={rank}"])
+        layers = (LayerStrategy(tp, 8 // tp, 1),) * problem.num_layers
+        plan = Plan(8 * tp, (0, problem.num_layers), layers)
+        times.append(evaluate(plan, problem).iteration_time_s)
+    assert times == sorted(times)

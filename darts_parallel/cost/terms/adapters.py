@@ -1,15 +1,17 @@
 """Low-rank adapters: their products, and their parameters, the only trained ones (`problem/model.py`)."""
 
+from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from darts_parallel.cost.compute import BACKWARD_FACTOR, products_seconds, stream_seconds
+from darts_parallel.cost.compute import BACKWARD_FACTOR, gemm_seconds, stream_seconds
 from darts_parallel.cost.sharding import FROZEN_BYTES, ShardGroup, layer_shards
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms._term import Contribution, CostTerm
-from darts_parallel.problem import Gemm, LayerSpec
+from darts_parallel.problem import LayerSpec
 
 DROPOUT_BYTES = 5.0
 """Bytes an input that dropout moves in forward, and again in backward: read, written, and a mask."""
@@ -44,16 +46,25 @@ class AdapterTerm(CostTerm):
         """Price the adapters' products; those of frozen weights are priced with the layer."""
         choices = stage.choices
         device = stage.device
-        padded = [
-            Gemm(max(own.out_features, TILE), max(own.in_features, TILE), own.split)
-            for own in layer.adapters
-        ]
-        one = products_seconds(padded, choices.tokens, choices.tp, device, stage.width)
+        seconds = partial(
+            gemm_seconds,
+            tokens=choices.tokens,
+            tp=choices.tp,
+            device=device,
+            width=stage.width,
+        )
+        rank = max(stage.training.lora_rank, TILE)
+        sizes = (TILE, max(rank - 1, TILE), rank)
         inputs = torch.zeros_like(choices.tokens)
+        one = inputs
         outputs = inputs
         for first, second in zip(layer.adapters[::2], layer.adapters[1::2], strict=True):
             rows = choices.tp if first.split == "row" else 1.0
             columns = choices.tp if second.split == "column" else 1.0
+            # efficiencies are fitted to wide products: below, more columns would take fewer seconds
+            down = [seconds(replace(first, out_features=size)) for size in sizes]
+            up = [seconds(replace(second, in_features=size)) for size in sizes]
+            one = one + torch.stack(down).amax(0) + torch.stack(up).amax(0)
             inputs = inputs + choices.tokens * first.in_features / rows
             outputs = outputs + choices.tokens * second.out_features / columns
         drops = stage.training.lora_dropout > 0
