@@ -10,7 +10,8 @@ search: install  ## the main job on the default config; ARGS="model=llama3_8b ..
 	$(VENV)/bin/darts-parallel $(ARGS)
 
 # compiled files are kept, or every process compiles all again
-TEST := PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest -n 2 --dist worksteal
+# a test that takes `faulthandler_timeout` ends its process, and the others go on
+TEST := PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest -n 2 --dist worksteal -o faulthandler_exit_on_timeout=true
 
 test: develop  ## all tests but the slow ones
 	$(TEST) -m 'not slow' $(ARGS)

@@ -5,6 +5,7 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,5 +15,5 @@ import_module("tests")  # before a checkout, which has a package of that name
 
 sys.path[:0] = filter(None, [os.environ.get("TORCHTITAN")])
 with suppress(ImportError):  # before any test imports another module of torchtitan, which asks
-    utils = import_module("torchtitan.tools.utils")
+    utils: Any = import_module("torchtitan.tools.utils")
     utils.device_type, utils.device_module = "cpu", torch.cpu

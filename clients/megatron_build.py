@@ -169,5 +169,5 @@ if __name__ == "__main__":
     os.environ |= {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}
     for script in scripts:
         with contextlib.redirect_stdout(io.StringIO()):
-            answer = built(*script, names)
+            answer = built(*script, names=names)
         print("READ", json.dumps(answer), flush=True)

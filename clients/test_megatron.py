@@ -167,7 +167,7 @@ def test_its_model_has_the_layers_and_shards_of_the_plan(name: str, read: Read) 
         problem.config.model.hybrid_override_pattern is not None
     ):  # it wants TransformerEngine and mamba_ssm
         return
-    sums = []
+    sums: list[tuple[int, ...]] = []
     for number, (first, end) in enumerate(pairwise(plan.boundaries)):
         own = read[name]["chunks"][number]
         chunk = chunks[number]

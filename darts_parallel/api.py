@@ -1,7 +1,8 @@
 """Collect the exports of the root. They take seconds to import, so the root imports them late."""
 
+import os
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,7 @@ class PlannedJob(Planned):
     @staticmethod
     def of(planned: Planned, job: Problem) -> "PlannedJob":
         """Add the job to what the planner says of it."""
-        known = {part.name: getattr(planned, part.name) for part in fields(planned)}
-        return PlannedJob(**known, job=planned.problem or job)
+        return PlannedJob(**vars(planned), job=planned.problem or job)
 
     @cached_property
     def outcome(self) -> Outcome:
@@ -68,7 +68,7 @@ class PlannedJob(Planned):
         Errors:
             DartsParallelError: the folder cannot be made or written.
         """
-        file = Path(folder) / "plan.json"
+        file = Path(os.path.expanduser(folder)) / "plan.json"
         with suppress(OSError):  # `write_json` says why there is no folder
             file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, self.to_dict())

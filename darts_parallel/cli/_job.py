@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ class Job(Watcher):
     tracker: Tracker | None = field(init=False, default=None)
 
     def run(self) -> float:
-        """Do what the configuration asks for; return seconds per iteration, for sweepers."""
+        """Do what the configuration asks for; return seconds per iteration, infinite if it does not fit."""
         config = self.problem.config
         hook = threading.excepthook
         # TensorBoard writes in a thread, whose errors come to this one, too
@@ -186,7 +187,7 @@ class Job(Watcher):
             self._print_line(line)
         if refusal:
             fail(refusal)
-        return cost.iteration_time_s
+        return cost.iteration_time_s if cost.feasible else inf
 
     def _assumed(self, problem: Problem, plan: Plan) -> Iterator[str]:
         """Say which batch, length and links the command assumed."""
@@ -200,7 +201,8 @@ class Job(Watcher):
         space = problem.config.space
         if problem.config.price and problem.config.plan is None and space.pins:
             pins = ", ".join(space.pins)
-            yield f"assumed: the fastest {space.kind} plan with {pins}, whatever its risk"
+            word = "fastest" if self._seconds(plan) < inf else "lightest"
+            yield f"assumed: the {word} {space.kind} plan with {pins}, whatever its risk"
             pairs = zip(plan.chunk_of_layer, problem.model.layers, strict=True)
             counts = Counter(chunk for chunk, layer in pairs if "." in layer.name)
             if len({*counts.values()}) > 1:
@@ -280,7 +282,7 @@ class Job(Watcher):
     def _seconds(self, plan: Plan) -> float:
         """Price a plan; infinite where it does not fit."""
         cost = evaluate(plan, self.problem)
-        return cost.iteration_time_s if cost.feasible else float("inf")
+        return cost.iteration_time_s if cost.feasible else inf
 
     def _rungs(self, planned: Planned) -> list[Rung]:
         """Return the plans of all risk levels, and write the files of all but the chosen one."""

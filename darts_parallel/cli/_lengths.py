@@ -12,9 +12,17 @@ from darts_parallel.config import DYNAMIC, PADDED
 from darts_parallel.cost import evaluate
 from darts_parallel.export import packing_flags, taken_by
 from darts_parallel.planner import LengthPlan, LengthPlans, plan_lengths
-from darts_parallel.plans import write_json
+from darts_parallel.plans import write_json, write_text
 from darts_parallel.problem import Problem
-from darts_parallel.report import Outcome, fits_label, plan_dict, print_line, table_of
+from darts_parallel.report import (
+    Outcome,
+    fits_label,
+    plan_dict,
+    print_line,
+    report_page,
+    report_tables,
+    table_of,
+)
 from darts_parallel.report import seconds as seconds_label
 
 SHOWN = 3
@@ -45,12 +53,15 @@ def run_lengths(problem: Problem, folder: Path, console: Console) -> float:
     best = found.plans[0]
     job = _job(problem, best)
     file = folder / "plan.json"
-    data = plan_dict(Outcome(job, best.plan, evaluate(best.plan, job)))
+    outcome = Outcome(job, best.plan, evaluate(best.plan, job))
     entries = [_entry(problem, own) for own in found.plans]
-    write_json(file, data | {"lengths": {"plans": entries, "refused": found.refused}})
-    for line in (*_remarks(problem, found.plans), *_main_search(found)):
+    lengths = {"plans": entries, "refused": found.refused}
+    write_json(file, plan_dict(outcome) | {"lengths": lengths})
+    start = f"start it: {start_command(job, best.plan, file)}"
+    for line in (*_remarks(problem, found.plans), *_main_search(found), start):
         print_line(console, line)
-    print_line(console, f"start it: {start_command(job, best.plan, file)}")
+    page = report_page(outcome, [*report_tables(outcome), table], [start])
+    write_text(folder / "report.html", page)
     return best.seconds[0]
 
 

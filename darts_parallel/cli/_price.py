@@ -55,9 +55,8 @@ def distance_to_best(outcome: Outcome, folder: Path) -> tuple[dict[str, Any], li
     space = own.space
     if space.pins:
         space = SpaceConfig(trainer=space.trainer, executable=space.executable)
-    free = replace(
-        own, plan=None, export=None, space=space, search=replace(own.search, method="auto")
-    )
+    search = replace(own.search, method="auto")
+    free = replace(own, price=False, plan=None, export=None, space=space, search=search)
     try:
         found = find_plan(Problem.from_config(free))
     except InfeasibleError:

@@ -44,10 +44,13 @@ Job = dict[str, Any]
 
 def read_job(folder: Path) -> Job:
     """Read a job from its folder; degrees are ranges where layers differ, or say that no plan is there."""
-    given = override_values(json.loads((folder / OVERRIDES).read_text(encoding="utf-8")))
-    if not (folder / "plan.json").exists():
+    began = folder / OVERRIDES
+    given = override_values(json.loads(began.read_text(encoding="utf-8")))
+    file = folder / "plan.json"
+    # an earlier sweep may have left a plan
+    if not file.exists() or file.stat().st_mtime < began.stat().st_mtime:
         return given | dict.fromkeys(TITLES) | {DEGREES: "no plan"}
-    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    plan = json.loads(file.read_text(encoding="utf-8"))
     search = plan["search"] or {}
     gaps = {stage["name"]: stage["gap"] for stage in search.get("stages", ())}
     dp, tp, ep = (span([own.get(name, 1) for own in plan["layers"]]) for name in ("dp", "tp", "ep"))
@@ -69,10 +72,15 @@ def read_job(folder: Path) -> Job:
     return given | {name: found.get(name) for name in TITLES}
 
 
-def write_sweep(config: DictConfig) -> None:
-    """Read all jobs; print their table and write `results.csv` and `results.md`."""
+def write_sweep(config: DictConfig, began: float = 0.0) -> None:
+    """Read all jobs; print their table and write `results.csv` and `results.md`.
+
+    Args:
+        began: Wall-clock second from which on jobs are of this sweep.
+    """
     folder = Path(config.hydra.sweep.dir)
-    folders = sorted((path.parent for path in folder.glob(f"*/{OVERRIDES}")), key=_place)
+    files = [path for path in folder.glob(f"*/{OVERRIDES}") if path.stat().st_mtime >= began]
+    folders = sorted((path.parent for path in files), key=_place)
     jobs = [read_job(own) for own in folders]
     if all(job[SECONDS] is None for job in jobs):
         for own in folders:
@@ -93,10 +101,10 @@ def write_sweep(config: DictConfig) -> None:
     names = [*keys, *TITLES]
     lines = [[job.get(name, "") for name in names] for job in jobs]
     write_text(folder / "results.csv", csv_text(names, lines))
-    files = [f"table: {folder / name}" for name in ("results.csv", "results.md")]
+    shown = [f"table: {folder / name}" for name in ("results.csv", "results.md")]
     if config.output.tensorboard:
-        files.append(f"curves: tensorboard --logdir {folder}")
-    for line in files:
+        shown.append(f"curves: tensorboard --logdir {folder}")
+    for line in shown:
         print_line(console, line)
 
 

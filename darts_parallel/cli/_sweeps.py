@@ -1,5 +1,6 @@
 """Answer what Hydra asks in a sweep: the folder of a job, and what follows the last job."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,11 +14,15 @@ LONGEST_NAME = 150
 class SweepTable(Callback):
     """Hydra's callback at the end of a sweep: prints the table and writes it."""
 
+    def on_multirun_start(self, config: DictConfig, **settings: Any) -> None:
+        """Note when the sweep begins: its folder may hold jobs of earlier ones."""
+        self.began = time.time()
+
     def on_multirun_end(self, config: DictConfig, **settings: Any) -> None:
         """Write the table; its imports are slow, and Hydra makes the callback before each job."""
         from darts_parallel.cli._sweep_table import write_sweep
 
-        write_sweep(config)
+        write_sweep(config, self.began)
 
 
 def sweep_folder(number: int, overrides: Sequence[str]) -> str:

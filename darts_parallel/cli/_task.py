@@ -1,6 +1,7 @@
 """One job of the command in its folder; what it imports takes seconds."""
 
 from collections.abc import Sequence
+from math import inf
 
 import torch
 from rich.console import Console
@@ -41,7 +42,7 @@ def run_in(folder: RunFolder, config: Config, given: Sequence[str], *, swept: bo
         swept: The job is one of a sweep, and prints one line.
 
     Returns:
-        Seconds per iteration.
+        Seconds per iteration, for sweepers; infinite where the plan does not fit.
     """
     # small tensors: threads cost more than they bring, and sums keep one order
     torch.set_num_threads(1)
@@ -51,6 +52,8 @@ def run_in(folder: RunFolder, config: Config, given: Sequence[str], *, swept: bo
     if swept:
         write_json(folder.path / OVERRIDES, given)
     found = Job(problem, folder.path, PipedConsole(quiet=swept), rental, given).run()
-    if swept:
-        print(f"{folder.path.name}: {seconds_label(found)}", flush=True)
+    if not swept:
+        return 0.0
+    words = seconds_label(found) if found < inf else "does not fit"
+    print(f"{folder.path.name}: {words}", flush=True)
     return found

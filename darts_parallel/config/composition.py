@@ -1,5 +1,6 @@
 """Compose configuration files and overrides, and turn them into checked dataclasses."""
 
+import os
 import pickle
 import re
 from collections.abc import Callable, Sequence
@@ -181,10 +182,12 @@ def with_tried_value(sentence: str, overrides: Sequence[str], extra_dir: str | N
 def _loaded(overrides: list[str], extra_dir: str | None, check: Check) -> Config:
     arguments = with_own_job(without_words(with_box(overrides)), extra_dir)
     if extra_dir is not None:
-        if not Path(extra_dir).is_dir():
-            rule = "be a folder"
-            require(False, f"config_dir={extra_dir}", rule, "None, for the shipped files")
-        extra_dir = readable_folder(str(Path(extra_dir).absolute()))
+        rule = "be a folder"
+        extra_dir = os.path.abspath(os.path.expanduser(extra_dir))
+        require(
+            os.path.isdir(extra_dir), f"config_dir={extra_dir}", rule, "None, for the shipped files"
+        )
+        extra_dir = readable_folder(extra_dir)
         arguments = with_own_software(arguments, extra_dir)
         arguments.append(folder_override(extra_dir))
     if {"gpus", "nodes"} & given_values(overrides).keys():

@@ -132,7 +132,7 @@ def run_folder(arguments: Sequence[str]) -> Path:
     """Return the folder that a command line names by `hydra.run.dir=`, or one of the time."""
     named = [one.removeprefix(FOLDER) for one in arguments if one.startswith(FOLDER)]
     if named and named[-1]:
-        return Path(named[-1])
+        return Path(os.path.expanduser(named[-1]))
     return Path(datetime.now().strftime("outputs/%Y-%m-%d/%H-%M-%S"))
 
 

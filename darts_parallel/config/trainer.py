@@ -126,6 +126,8 @@ class Trainer:
     """Kinds of state of which its files set one share in host memory."""
     switches: dict[str, list[Any]] = field(default_factory=dict)
     """Values of keys of `training` that its files can set; the first is what they set of a null."""
+    releases: dict[str, str] = field(default_factory=dict)
+    """The trainer's first release with a value of its switches, by value."""
     software: list[str] = field(default_factory=list)
     """Files of `conf/software/` that price its runs; the first stands for one that does not."""
     lacks: list[Lack] = field(default_factory=list)

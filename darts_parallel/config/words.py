@@ -1,5 +1,6 @@
 """Short words of the field for keys: `tp=4` stands for `space.tp=4` in every command."""
 
+import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -60,10 +61,12 @@ def of_job(argument: str) -> bool:
 
 
 def without_words(arguments: Sequence[str]) -> list[str]:
-    """Return overrides with keys in place of words; other overrides stay as they are."""
+    """Return overrides with keys in place of words, and with the path of `~` in values."""
     result = []
     for argument in arguments:
         word, given, value = argument.partition("=")
+        if value.lstrip("'").startswith("~/"):  # which shells leave behind a key with a dot
+            value = value.replace("~", os.path.expanduser("~"), 1)
         result.append(f"{EVERY_WORD.get(word, word)}{given}{value}" if given else argument)
     return result
 

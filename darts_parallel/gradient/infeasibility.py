@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil, floor, log10
 from typing import Any
 
@@ -11,13 +12,14 @@ import torch
 from darts_parallel.cost import (
     PLAN_MEMORY_TOLERANCE,
     CostTable,
+    HardPlans,
     build_tables,
     evaluate_batch,
     lightest_plans,
 )
 from darts_parallel.errors import DartsParallelError, InfeasibleError
 from darts_parallel.exact import outer_lower_bounds
-from darts_parallel.plans import tensor_degrees
+from darts_parallel.plans import Plan, tensor_degrees
 from darts_parallel.problem import GIB, Cluster, Device, Problem, memory_unit
 
 ROUNDS = 6
@@ -54,10 +56,19 @@ class NoPlanFitsError(InfeasibleError):
             or none was found.
     """
 
+    @cached_property
+    def _words(self) -> str:
+        return _sentence(*self.args)
+
     def __str__(self) -> str:
-        if len(self.args) > 1:
-            self.args = (_sentence(*self.args),)
-        return self.args[0]
+        return self._words
+
+    @property
+    def lightest(self) -> Plan:
+        """The plan that exceeds the memory least."""
+        problem, tables = self.args[:2]
+        found = _lightest_of_all(tables, problem.config.space.kind)
+        return found.plan.to_plan(0, found.table)
 
     def __reduce__(self) -> tuple[type[InfeasibleError], tuple[str]]:
         return InfeasibleError, (str(self),)  # other processes get the sentence without tables
@@ -190,6 +201,7 @@ class _Lightest:
     over: torch.Tensor
     """Bytes above the capacity of every stage, negative where it fits, shape `(K,)`."""
     detail: str
+    plan: HardPlans
 
     @property
     def excess(self) -> float:
@@ -215,7 +227,7 @@ def _lightest_of_all(tables: Sequence[CostTable], space_kind: str) -> _Lightest:
         index = int(over.amax(1).argmin())
         count = int(table.num_micro_batches[plans.outer[index]])
         detail = f"{table.name}, {count} micro-batches"
-        found.append(_Lightest(table, over[index], detail))
+        found.append(_Lightest(table, over[index], detail, plans[index : index + 1]))
     return min(found, key=lambda own: own.excess)
 
 

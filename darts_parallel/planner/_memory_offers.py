@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from darts_parallel.config import EXPORTS, Config
+from darts_parallel.config import EXPORTS, Config, SpaceConfig
 from darts_parallel.cost import build_tables, without_dominated
 from darts_parallel.errors import DartsParallelError
 from darts_parallel.gradient import any_fits
 from darts_parallel.planner.result import Planned
-from darts_parallel.problem import Problem
+from darts_parallel.problem import Problem, worth
 
 SECONDS = 3.0
 """Wall-clock seconds of all searches together."""
@@ -30,6 +30,7 @@ def with_offers(sentence: str, problem: Problem, find: Callable[[Problem], Plann
         find: Plans a problem as the command does.
     """
     asked = problem.config
+    space = asked.space
     deadline = time.monotonic() + SECONDS
 
     def priced(words: str, group: str, changes: dict[str, Any]) -> str:
@@ -41,7 +42,10 @@ def with_offers(sentence: str, problem: Problem, find: Callable[[Problem], Plann
                 config = replace(asked, **{group: replace(getattr(asked, group), **changes)})
             method = "exact" if asked.search.method == "exact" else "auto"
             search = replace(asked.search, method=method, max_seconds=max(left, 0.1))
-            uniform = replace(config, search=search).with_space(kind="uniform")
+            limits: dict[str, Any] = {"kind": "uniform"}
+            if asked.price:  # its pinned degrees have no limit of their own
+                limits["out_of_memory"] = min(space.out_of_memory, SpaceConfig.out_of_memory)
+            uniform = replace(config, search=search).with_space(**limits)
             own = Problem.from_config(uniform)
             tables = build_tables(own.leaving_free(problem.headroom))
             if not any_fits([without_dominated(table) for table in tables], "uniform"):
@@ -54,8 +58,13 @@ def with_offers(sentence: str, problem: Problem, find: Callable[[Problem], Plann
             return ""
         assert found.result  # it was searched
         limit = "≤ " if config.space.kind != "uniform" or found.result.stopped_by else ""
-        fits = 100 * (1 - (found.out_of_memory or 0.0))
-        return f"{words} ({limit}{found.result.iteration_time_s:.2f} s, fits: {fits:.0f} %)"
+        seconds = found.result.iteration_time_s
+        fits = f"fits: {100 * (1 - (found.out_of_memory or 0.0)):.0f} %"
+        if found.warning:
+            fits += f", less than the {100 * (1 - own.config.space.out_of_memory):.0f} % asked for"
+        if not worth(asked.objective, own.cluster, seconds)[1]:
+            fits += f", beyond the limit of objective={asked.objective.name}"
+        return f"{words} ({limit}{seconds:.2f} s, {fits})"
 
     if more := MORE_NODES.search(sentence):
         first, *others = asked.cluster.nodes

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import exp
 from statistics import NormalDist
 
@@ -31,7 +32,7 @@ from darts_parallel.planner.figure_posterior import posterior
 from darts_parallel.planner.methods import CHECKS, METHODS, run_phases
 from darts_parallel.planner.prediction_intervals import free_share, out_of_memory
 from darts_parallel.planner.result import CHOSEN, Planned, Rung
-from darts_parallel.problem import Problem
+from darts_parallel.problem import Problem, worth
 
 SURE = 0.015
 """Chance of running out of memory below which no other plan is offered as safer: both fit with 99 %."""
@@ -351,7 +352,8 @@ def ladder(planned: Planned) -> list[Rung]:
     left out where the chosen one fits with 99 % (`SURE`), or where such a plan costs more than
     `MOST_EXTRA`. The simplest is easiest to run of the plans that the model cannot tell from the
     chosen one; it is left out where none is easier than that one. The others come from the exact
-    methods, each within `RUNG_SECONDS`, where plans are checked at all.
+    methods, each within `RUNG_SECONDS`, where plans are checked at all. A plan that breaks the budget
+    or the deadline is left out.
     """
     asked = planned.asked
     result = planned.result
@@ -366,8 +368,10 @@ def ladder(planned: Planned) -> list[Rung]:
             rungs.append(fastest)
     if checks and chosen.chance > SURE:
         rungs += _safe_rungs(asked, chosen)
-    easy = _simplest_rung(planned, chosen)
-    return sorted([*rungs, *easy], key=lambda rung: rung.seconds)
+    rungs += _simplest_rung(planned, chosen)
+    limits = partial(worth, asked.problem.config.objective, asked.problem.cluster)
+    kept = [rung for rung in rungs if rung is chosen or limits(rung.seconds)[1]]
+    return sorted(kept, key=lambda rung: rung.seconds)
 
 
 def _simplest_rung(planned: Planned, chosen: Rung) -> list[Rung]:

@@ -9,7 +9,7 @@ from itertools import islice
 from darts_parallel.cost import GAIN_TOLERANCE
 from darts_parallel.errors import InfeasibleError, PlanError
 from darts_parallel.exact import Verification
-from darts_parallel.gradient import SearchResult
+from darts_parallel.gradient import NoPlanFitsError, SearchResult
 from darts_parallel.planner._memory_offers import with_offers
 from darts_parallel.planner._searcher import product_session
 from darts_parallel.planner._session import Asked, Reported, Session
@@ -49,18 +49,22 @@ def plan(
         The plan, how the search went, and what the checks say of it.
 
     Errors:
-        InfeasibleError: no plan's median peak fits; names the binding constraint.
+        InfeasibleError: no plan's median peak fits; names the binding constraint. Where a plan is
+            priced, the lightest one is returned with the sentence as its warning.
         ConfigError: `search.method=exact` where no exact method reaches.
     """
     config = problem.config
     if config.plan is not None:
-        return Planned(read_plan(config.plan, problem.model))
+        batch = problem.training.global_batch_size
+        return Planned(read_plan(config.plan, problem.model, batch=batch))
     if rental is None:
         problem, rental = choose_nodes(problem)
     try:
         found = _within_chance(problem, rental, watcher)
     except InfeasibleError as error:
         sentence = with_offers(str(error).removesuffix("."), problem, _within_chance)
+        if config.price and isinstance(error, NoPlanFitsError):
+            return Planned(error.lightest, warning=sentence)
         raise InfeasibleError(f"{sentence}.") from None
     if not found.warning:
         return found

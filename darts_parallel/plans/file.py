@@ -3,16 +3,20 @@
 import json
 import os
 import tempfile
+from contextlib import suppress
+from dataclasses import replace
+from math import gcd
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from darts_parallel.config import Config, to_config, translate
+from darts_parallel.config import Config, require, to_config, translate
 from darts_parallel.errors import DartsParallelError, PlanError, read_json
 from darts_parallel.plans.phases import BatchPhase, phases_of
 from darts_parallel.plans.strategy import SCHEMA, Plan
 from darts_parallel.problem import Model, Problem
+from darts_parallel.schedules import Searched
 
 ONCE = ("plan", "export", "tune")
 """Root keys of provenance: they are no part of the problem."""
@@ -48,14 +52,17 @@ def write_bytes(path: Path, content: bytes) -> None:
         raise DartsParallelError(f"output: {path} cannot be written ({error.strerror}).") from None
 
 
-def read_plan(path: str, model: Model, key: str = "plan") -> Plan:
+def read_plan(path: str, model: Model, key: str = "plan", batch: int = 0) -> Plan:
     """Read the plan of a `plan.json` that was made for the same model.
 
     Args:
         key: Of the configuration, under which the path was given.
+        batch: Global batch size of the job; 0: that of the file. Micro-batches keep the size that they
+            have in the file, and their number follows.
 
     Errors:
         PlanError: the file is missing, broken, or of another model.
+        ConfigError: the micro-batches of the file do not divide the batch.
     """
     data = _read(path, key)
     try:
@@ -76,7 +83,24 @@ def read_plan(path: str, model: Model, key: str = "plan") -> Plan:
             raise PlanError(
                 f"{key}={path}: layers[{index}].name={layer['name']!r} must be the model's; try {spec.name}."
             )
-    return plan
+    before = 0
+    with suppress(KeyError, TypeError):  # a file without its job
+        before = data["config"]["training"]["global_batch_size"]
+    known = before and batch not in (0, before)
+    return _with_batch(plan, before, batch, f"{key}={path}") if known else plan
+
+
+def _with_batch(plan: Plan, before: int, batch: int, source: str) -> Plan:
+    """Return a plan with as many micro-batches of their size in a file as a global batch has."""
+    group = plan.pp if plan.virtual_stages > 1 else 1
+    unit = before * group // gcd(before * group, plan.num_micro_batches)
+    near = max(round(batch / unit), 1) * unit
+    rule = f"be a multiple of {unit} with the micro-batches of {source}"
+    if isinstance(plan.passes, Searched):
+        near = before
+        rule = f"be {near}, for whose micro-batches {source} lists every pass"
+    require(batch == near, f"training.global_batch_size={batch}", rule, near)
+    return replace(plan, num_micro_batches=batch * plan.num_micro_batches // before)
 
 
 def read_phases(path: str) -> list[BatchPhase]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from darts_parallel.config import COMM_BITS, LOSSLESS, OFFLOADS, RECOMPUTE
@@ -57,6 +58,17 @@ class Layout(NamedTuple):
     """Whether these ranks divide the sequence."""
 
 
+def _settle_integers(record: Any) -> None:
+    """Give a frozen record integers of Python for those of other libraries, which JSON does not take."""
+    for name, value in vars(record).items():
+        settled = tuple(map(_settled, value)) if type(value) is tuple else _settled(value)
+        object.__setattr__(record, name, settled)
+
+
+def _settled(value: Any) -> Any:
+    return int(value) if type(value) is not bool and isinstance(value, Integral) else value
+
+
 @dataclass(frozen=True, order=True)
 class LayerStrategy:
     """How one layer runs on the `tp * cp * dp` devices of its stage (`cp` is the plan's)."""
@@ -79,6 +91,9 @@ class LayerStrategy:
     same `tp * cp * dp` ranks are folded into `etp * ep * edp` for them (arXiv 2504.14960)."""
     etp: int = 1
     """Expert tensor-parallel degree: ranks that share every expert of theirs."""
+
+    def __post_init__(self) -> None:
+        _settle_integers(self)
 
     @property
     def layout(self) -> Layout:
@@ -129,6 +144,7 @@ class Plan:
     def __post_init__(self) -> None:
         for name in ("boundaries", "layers", "node_order"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # lists have no hash
+        _settle_integers(self)
         self._check_boundaries()
         if self.virtual_stages < 1 or self.num_chunks % self.virtual_stages:
             legal = [v for v in range(1, self.num_chunks + 1) if self.num_chunks % v == 0]

@@ -382,7 +382,8 @@ def memory_table(outcome: Outcome) -> Table:
 
 
 def _bar(parts: dict[str, float], capacity: float) -> str:
-    """Draw the parts of a device's memory, each by its character."""
+    """Draw the parts of a device's memory, each by its character; the bar is full where they exceed it."""
+    capacity = max(capacity, sum(parts.values()))
     bar = ""
     filled = 0.0
     for part, sign in SIGNS.items():

@@ -40,6 +40,7 @@ def _saving(
 ) -> Iterator[str]:
     """Yield the line of the value that saves most, if it saves a notable share."""
     best = usual * (1.0 - NOTABLE)
+    releases = read_trainer(str(problem.config.space.trainer)).releases
     line = ""
     for value in values:
         changed = problem.with_training(**{key: value})
@@ -50,6 +51,8 @@ def _saving(
             best = seconds
             saved = 100.0 * (1.0 - seconds / usual)
             line = f"training.{key}={as_yaml(value)} would save {saved:.1f} % of this plan's time"
+            if value in releases:
+                line += f" (from release {releases[value]} on)"
     if line:
         yield line
 

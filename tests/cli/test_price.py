@@ -133,3 +133,39 @@ def test_a_plan_by_its_degrees_may_have_experts(command: Command) -> None:
     done = command("price", *job, "hydra.run.dir=own")
     assert done.status == 0, done.err
     assert data_of(command.folder / "own/plan.json")["parallelism"]["ep"] == 4
+
+
+def test_another_batch_keeps_the_size_of_micro_batches(command: Command) -> None:
+    """Twice the batch had micro-batches of twice the size, in the price and in the trainer's files."""
+    job = (*JOB, "trainer=megatron", *QUIET)
+    assert command(*job, "mbs=1", "hydra.run.dir=own").status == 0
+    before = data_of(command.folder / "own/plan.json")
+    batch = 2 * before["config"]["training"]["global_batch_size"]
+    done = command("price", "own/plan.json", f"gbs={batch}", *QUIET, "hydra.run.dir=more")
+    assert done.status == 0, done.err
+    after = data_of(command.folder / "more/plan.json")
+    assert after["num_micro_batches"] == 2 * before["num_micro_batches"]
+    assert after["predicted"]["memory_bytes"] == before["predicted"]["memory_bytes"]
+    command("plan=own/plan.json", f"gbs={batch}", "export=megatron", *QUIET, "hydra.run.dir=files")
+    script = (command.folder / "files/megatron.sh").read_text()
+    assert f"--micro-batch-size 1\n    --global-batch-size {batch}\n" in script
+
+
+def test_degrees_that_do_not_fit_are_shown_with_what_fills_the_memory(command: Command) -> None:
+    """They were refused with the bytes alone, where a plan's file is shown with its tables."""
+    small = "cluster.devices.toy.memory_GiB=0.05"
+    degrees = ("pp=1", "tp=1", "mbs=1", "zero=0", "recompute=none")
+    done = command("price", *JOB, small, *degrees, "hydra.run.dir=own")
+    assert done.status == 0, done.err
+    lines = done.out.splitlines()
+    pins = "pp=1, mbs=1, tp=1, zero=0, recompute=none"
+    assert lines[1] == f"assumed: the lightest uniform plan with {pins}, whatever its risk"
+    assert "fits in no uniform plan" in done.out
+    assert "This plan does not fit: stage 0 needs" in done.out
+    assert "no plan of the space fits, so there is none to compare with." in done.out
+    (bar,) = (line.split()[-1] for line in lines if re.search("^0 .*[█▓▒░]$", line))
+    assert len(bar) == 40
+    assert data_of(command.folder / "own/plan.json")["predicted"]["out_of_memory_probability"] > 0.9
+    swept = ("-m", "price", *JOB, small, "pp=1", "tp=1,2", *QUIET, "hydra.sweep.dir=swept")
+    several = command(*swept)
+    assert several.out.count(": does not fit") == several.status == 2

@@ -1,5 +1,6 @@
 import csv
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -63,8 +64,8 @@ def test_degrees_of_context_and_experts_are_named_where_there_are_some(tmp_path:
     layers = [{"dp": 8, "tp": 1}, {"dp": 8, "tp": 1, "ep": 4}]
     degrees = {"pp": 2, "cp": 2, "parallelism": {"micro_batch_size": 1}}
     plan = {"layers": layers, "predicted": {"iteration_time_s": 1.0}, "search": None, **degrees}
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
     (tmp_path / "overrides.json").write_text("[]")
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
     found = read_job(tmp_path)
     assert found["dp_tp_pp"] == "8/1/2 cp 2 ep 1-4"
     assert found["micro_batch_size"] == 1
@@ -175,3 +176,21 @@ def test_large_speeds_are_written_without_an_exponent() -> None:
     ((_, *cells),) = joined_seeds([job(0.005, model="toy")], ["model"], seeds=False)
     assert cells[4] == "200,000"
     assert cells[0] == "0.005"
+
+
+def test_jobs_of_an_earlier_sweep_are_not_in_the_table(command: Command) -> None:
+    """They were its first rows, next to the sweep's own."""
+    few = ("space.pp=2", "space.zero_stage=1", "space.num_micro_batches=[2,4]")
+    job = (*TOY, *few, *QUIET, "--multirun", "hydra.sweep.dir=own")
+    assert command(*job, "search.num_steps=2,3").status == 0
+    shown = command(*job, "search.num_steps=2,4")
+    assert "\n2 jobs" in shown.out, shown.err
+    with (command.folder / "own/results.csv").open() as file:
+        assert [row["search.num_steps"] for row in csv.DictReader(file)] == ["2", "4"]
+
+
+def test_the_plan_of_an_earlier_sweep_is_not_that_of_a_refused_job(tmp_path: Path) -> None:
+    for name, seconds in (("plan.json", 1), ("overrides.json", 2)):
+        (tmp_path / name).write_text("[]")
+        os.utime(tmp_path / name, (seconds, seconds))
+    assert read_job(tmp_path)["dp_tp_pp"] == "no plan"

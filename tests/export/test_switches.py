@@ -310,3 +310,14 @@ def test_the_report_names_averages_and_what_a_switch_of_the_trainer_saves() -> N
     # an overlap wants sequence parallelism
     split = plan_of(generic, LayerStrategy(8, 1, 1, "full"), 64)
     assert not any("tp_comm_overlap" in line for line in switch_savings(megatron, split))
+
+
+def test_a_switch_of_a_late_release_is_named_with_it() -> None:
+    """The report proposed flash attention 3 without a word of the release that has the flag."""
+    job = ["model=llama3_8b", "cluster=h100_1x8", "trainer=megatron"]
+    problem = load_problem(job)
+    plan = plan_of(problem, LayerStrategy(1, 8, 1), 64)
+    saved = [line for line in switch_savings(problem, plan) if "attention_kernel=fa3" in line]
+    assert [line.endswith("% of this plan's time (from release 0.19 on)") for line in saved] == [
+        True
+    ]

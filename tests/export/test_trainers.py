@@ -57,7 +57,7 @@ def test_every_plan_of_a_trainers_space_is_exported(trainer: str) -> None:
     config = problem.config
     assert (config.space.trainer, config.export, config.trainer.name) == (trainer, trainer, trainer)
     assert config.space.kind == ("layerwise" if config.trainer.layerwise else "uniform")
-    assert config.training.software in (config.trainer.software or [None])
+    assert config.training.software in (config.trainer.software or (None,))
     for plan in random_plans(problem, random.Random(trainer), 40):
         assert export_plan(problem, plan, trainer).files
 

@@ -89,7 +89,7 @@ def test_the_fewest_doublings_of_the_nodes_that_fit_are_advised() -> None:
     count = problem.cluster.groups[0].count
 
     def lightest(excess: int) -> _Lightest:
-        return _Lightest(None, torch.tensor([excess]), "")
+        return _Lightest(None, torch.tensor([excess]), "", None)
 
     for factor in (2, 4, 8, 16, 32):
 

@@ -513,6 +513,9 @@ def test_the_command_writes_the_best_plan_and_names_what_runs_it(command: Comman
     done = command(*words, *QUIET, "trainer=megatron", "hydra.run.dir=own")
     assert done.status == 0, done.err
     data = json.loads((command.folder / "own/plan.json").read_text())
+    page = (command.folder / "own/report.html").read_text()
+    assert "training.lengths=lengths.csv is not priced here" in page
+    assert "<td>dp_balanced" in page
     plans = data["lengths"]["plans"]
     assert {entry["packing"]["scheduler"] for entry in plans} == set(PACKINGS)
     assert [entry["seconds"] for entry in plans] == sorted(entry["seconds"] for entry in plans)

@@ -441,6 +441,20 @@ def test_a_safe_plan_is_first_looked_for_where_the_wider_error_asks_for_it(
     assert headrooms == [pytest.approx(distance / (1.0 + distance))]
 
 
+def test_no_risk_level_breaks_the_deadline() -> None:
+    """The safe plan was written whatever it took."""
+    job = ["model=llama2_7b", "cluster=a100_40_8x8", "search=exact"]
+    found = plan(load_problem(job))
+    (safe,) = (rung for rung in ladder(found) if rung.name == "safe")
+    assert found.result is not None
+    hours = (safe.seconds + found.result.iteration_time_s) / 2
+    job += ["objective=cost_under_deadline", "objective.num_iterations=3600"]
+    job += ["cluster.nodes.0.price_per_hour_usd=1", f"objective.deadline_hours={hours}"]
+    limited = ladder(plan(load_problem(job)))
+    assert "chosen" in [rung.name for rung in limited]
+    assert all(rung.seconds <= hours for rung in limited)
+
+
 def test_the_safe_plan_may_be_a_split_of_equal_seconds() -> None:
     job = ["model=llama3_70b", "cluster=h100_8x8", "trainer=megatron", "search=exact"]
     problem = load_problem([*job, "space.pp=8", "space.tp=4", "space.recompute=none"])

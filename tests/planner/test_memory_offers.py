@@ -20,7 +20,7 @@ FULL = (
 )
 OFFER = re.compile(
     r"(training\.\S+|space\.zero_stage=3|space\.cp=null|trainer=.*?'|\d+ nodes instead of \d+)"
-    r" \((≤ )?([\d.e+]+) s, fits: (\d+) %\)"
+    r" \((≤ )?([\d.e+]+) s, fits: (\d+) %[^)]*\)"
 )
 
 
@@ -157,3 +157,17 @@ def test_a_choice_that_is_free_is_not_offered() -> None:
         space = replace(config.space, zero_stage=pinned)
         changes = [words for words, _, _ in _changes(replace(config, space=space))]
         assert ("space.zero_stage=3" in changes) == offered
+
+
+def test_offers_say_where_they_break_a_limit() -> None:
+    """They named plans that fit with 50 %, or beyond the deadline, as those that help."""
+    hours = ("objective=cost_under_deadline", "objective.num_iterations=3600")
+    price = "cluster.nodes.0.price_per_hour_usd=1"
+    beyond = ", beyond the limit of objective=cost_under_deadline)"
+    late = refused(*hours, price, "objective.deadline_hours=1e-3")
+    assert late.count(beyond) == late.count(" s, fits: ") > 0
+    assert beyond not in refused(*hours, price, "objective.deadline_hours=1e6")
+    priced = plan(load_problem([*FULL, "price=true", "space.out_of_memory=0.5"])).warning
+    chances = [int(own[-1]) for own in OFFER.findall(priced)]
+    assert priced.count(" %, less than the 80 % asked for)") == sum(own < 80 for own in chances)
+    assert max(chances) >= 80 > min(chances)

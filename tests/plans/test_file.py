@@ -1,18 +1,20 @@
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from darts_parallel.cost.evaluation import evaluate
-from darts_parallel.errors import DartsParallelError, PlanError
+from darts_parallel.errors import ConfigError, DartsParallelError, PlanError
 from darts_parallel.exact.result import Verification
 from darts_parallel.plans.file import read_plan, write_json
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.outcome import Outcome
 from darts_parallel.report.plan_json import plan_dict
+from darts_parallel.schedules import find
 
 PLAN = Plan(4, (0, 3, 7), (LayerStrategy(2, 2, 1),) * 7)
 
@@ -113,3 +115,36 @@ def test_a_plan_of_another_model_is_refused(toy_problem: Problem, tmp_path: Path
 def test_the_seed_reports_model_states_no_stage_seconds() -> None:
     problem = load_problem(["model=toy", "cluster=toy", "training=toy", "cost=searcher"])
     assert not content(problem)["predicted"]["stage_times_s"]
+
+
+@pytest.mark.parametrize(("batch", "count"), [(16, 4), (32, 8), (4, 1), (12, 3)])
+def test_under_another_batch_micro_batches_keep_their_size(
+    toy_problem: Problem, tmp_path: Path, batch: int, count: int
+) -> None:
+    """Their number stayed, and their size and memory changed in silence."""
+    path = written(tmp_path, content(toy_problem))
+    given = read_plan(path, toy_problem.model, batch=batch)
+    assert given == replace(PLAN, num_micro_batches=count)
+
+
+def test_a_batch_of_no_whole_micro_batches_is_refused(toy_problem: Problem, tmp_path: Path) -> None:
+    path = written(tmp_path, content(toy_problem))
+    sentence = r"training\.global_batch_size=18 must be a multiple of 4 with .*; try 16\."
+    with pytest.raises(ConfigError, match=sentence):
+        read_plan(path, toy_problem.model, batch=18)
+    chunks = replace(PLAN, boundaries=(0, 2, 3, 4, 7), virtual_stages=2)
+    cost = evaluate(chunks, toy_problem)
+    path = written(tmp_path, plan_dict(Outcome(toy_problem, chunks, cost)))
+    with pytest.raises(ConfigError, match=r"must be a multiple of 8 with .*; try 16\."):
+        read_plan(path, toy_problem.model, batch=12)
+
+
+def test_a_batch_whose_order_of_passes_is_listed_cannot_change(
+    toy_problem: Problem, tmp_path: Path
+) -> None:
+    order = find("1f1b").code(2, 4, 1)
+    plan = replace(PLAN, schedule=order)
+    path = written(tmp_path, plan_dict(Outcome(toy_problem, plan, evaluate(plan, toy_problem))))
+    assert read_plan(path, toy_problem.model, batch=16) == plan
+    with pytest.raises(ConfigError, match=r"=32 must be 16, for whose micro-batches .*; try 16\."):
+        read_plan(path, toy_problem.model, batch=32)

@@ -1,16 +1,20 @@
 import copy
+import json
 import re
 from dataclasses import replace
 from functools import reduce
 from operator import getitem
 from typing import Any
 
+import numpy as np
 import pytest
 
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import PlanError
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
+from darts_parallel.report.outcome import Outcome
+from darts_parallel.report.plan_json import plan_dict
 
 LAYERS = 7  # embedding, 4 blocks, head, loss
 
@@ -226,3 +230,14 @@ def test_a_file_without_the_newer_fields_reads_as_it_did(toy_problem: Problem) -
         for key in ("tp_comm_bits", "grad_comm_bits", "shard_size"):
             del layer[key]
     assert Plan.from_dict(data) == plan_of()
+
+
+def test_integers_of_other_libraries_are_integers_of_a_plan(toy_problem: Problem) -> None:
+    """A number of micro-batches that numpy counted was refused, and JSON does not take it."""
+    one, two, four = (np.int64(number) for number in (1, 2, 4))
+    layers = (LayerStrategy(two, two, one),) * 7
+    plan = Plan(four, tuple(np.array([0, 3, 7])), layers, cp=one, virtual_stages=one)
+    assert plan == Plan(4, (0, 3, 7), (LayerStrategy(2, 2, 1),) * 7)
+    cost = evaluate(plan, toy_problem)
+    assert json.loads(json.dumps(plan_dict(Outcome(toy_problem, plan, cost))))["pp"] == 2
+    assert LayerStrategy(1, 1, 0, "none", True).sequence_parallel is True

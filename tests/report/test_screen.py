@@ -164,6 +164,17 @@ def test_python_prints_saves_and_exports_the_plan(tmp_path: Path) -> None:
         best.export("megatron-lm")
 
 
+def test_a_plan_is_saved_below_the_users_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of the name `~` was made."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    best = plan(load_problem(["model=toy", "cluster=toy", "training=toy", "space=uniform", *FEW]))
+    assert best.save("~/new") == tmp_path / "home/new/plan.json"
+    assert not (tmp_path / "~").exists()
+
+
 def test_a_text_in_place_of_a_problem_is_refused_in_one_sentence() -> None:
     with pytest.raises(DartsParallelError, match=r"must get a problem; try plan\(load_problem"):
         plan("model=llama3_8b")

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from darts_parallel.export import export_plan
 from darts_parallel.plans.strategy import LayerStrategy, Plan
@@ -54,7 +55,7 @@ def problem_of(overrides: tuple[str, ...]) -> Problem:
 
 
 def plan_of(
-    problem: Problem, strategy: LayerStrategy, count: int, cuts: Iterable[int] = (), **more: int
+    problem: Problem, strategy: LayerStrategy, count: int, cuts: Iterable[int] = (), **more: Any
 ) -> Plan:
     """All layers under one strategy; `cuts` are the layers that begin a further chunk."""
     layers = problem.num_layers
