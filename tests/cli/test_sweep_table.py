@@ -109,7 +109,10 @@ def test_values_of_keys_are_printed_whole(
     assert "[none,full]  1 " in out, "\n" + out
 
 
-def test_the_eleventh_job_follows_the_tenth(tmp_path: Path) -> None:
+@pytest.mark.parametrize("curves", [False, True])
+def test_the_eleventh_job_follows_the_tenth(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], curves: bool
+) -> None:
     plan = {"layers": [{"dp": 8, "tp": 1}], "predicted": {"iteration_time_s": 1.0}, "search": None}
     plan |= {"pp": 2, "cp": 1, "parallelism": {"micro_batch_size": 1}}
     for number in range(12):
@@ -118,7 +121,8 @@ def test_the_eleventh_job_follows_the_tenth(tmp_path: Path) -> None:
         (folder / "overrides.json").write_text(json.dumps([f"search.num_steps={number}"]))
         (folder / "plan.json").write_text(json.dumps(plan))
     hydra = {"sweep": {"dir": str(tmp_path)}}
-    write_sweep(OmegaConf.create({"hydra": hydra, "output": {"tensorboard": False}}))
+    write_sweep(OmegaConf.create({"hydra": hydra, "output": {"tensorboard": curves}}))
+    assert (f"curves: tensorboard --logdir {tmp_path}\n" in capsys.readouterr().out) == curves
     lines = (tmp_path / "results.csv").read_text().splitlines()[1:]
     assert [int(line.split(",")[0]) for line in lines] == list(range(12))
 
