@@ -371,6 +371,11 @@ def test_orders_settle_where_half_of_the_first_round_gains_the_same(
     assert ends == []
 
 
+def test_no_order_is_annealed_again_after_the_deadline() -> None:
+    late: Any = SimpleNamespace(late=True, seed=0, found=[None])
+    OrderSearch._anneal_again(late, 1000)  # no order is asked for
+
+
 def test_no_order_is_searched_where_none_can_win() -> None:
     problem = load_problem(
         [*TOY, *SHORT, "space.num_micro_batches=4", "space.schedules=[searched]"]

@@ -55,3 +55,5 @@ def test_where_a_split_means_more_the_plan_stays(override: str) -> None:
     mixed = replace(plan, layers=layers)
     asked = Asked.of(load_problem([*JOB, override]), tables=())
     assert balance_stages(mixed, asked) == mixed
+    rough = uniform_plan(0, 1, 2, 3, 15)
+    assert (balance_stages(rough, asked) == rough) == asked.simulated
