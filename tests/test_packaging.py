@@ -70,10 +70,9 @@ def test_the_wheel_holds_the_configuration_the_licence_and_no_tests(wheel: Path)
     names = set(zipfile.ZipFile(wheel).namelist())
     for path in (ROOT / "conf").rglob("*.*"):
         assert f"darts_parallel/{path.relative_to(ROOT)}" in names
-    for path in (ROOT / "darts_parallel").rglob("*.py"):
+    for path in [*(ROOT / "darts_parallel").rglob("*.py"), *ROOT.glob("darts_parallel/*/*.yaml")]:
         assert str(path.relative_to(ROOT)) in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert "darts_parallel/config/words.yaml" in names
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert tops == {"darts_parallel"}
 

@@ -1,15 +1,18 @@
 """The help of the command: commands, groups, keys."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from textwrap import wrap
+from typing import Any
 
 from darts_parallel.config import (
     EVERY_WORD,
+    NAMES,
     WORDS,
     KeyDoc,
     group_names,
     key_docs,
-    other_names,
+    read_yaml,
 )
 from darts_parallel.errors import ConfigError, closest
 
@@ -17,48 +20,10 @@ FLAGS = ("--help", "-h")
 WIDTH = 100
 MOST_KEYS = 8
 """Keys of one last name that are explained at once."""
-COMMANDS = {
-    "price": (
-        "price a plan of your own, and say how far the best plan is",
-        "darts-parallel price plan.json, or the degrees: darts-parallel price tp=4 pp=2 dp=4\n"
-        "Keys that are not given are chosen by the search. It prints what fills the memory, and\n"
-        "writes the best plan of the space to plan_best.json.\n"
-        "For other layers of a stage edit stages in the plan.json that it wrote, and price the file.",
-    ),
-    "explain": (
-        "say where every second and byte of a plan comes from",
-        "darts-parallel explain plan.json [key=value ...]\n"
-        "Overrides change the problem that the plan was made for.",
-    ),
-    "tune": (
-        "choose plans to try on the machine, and learn from their times or from a log",
-        "darts-parallel tune plan.json --top 3: three plans to try\n"
-        "darts-parallel tune plan.json --from-log train.log: read the log of that plan's run\n"
-        "tune.measured=FILE gives the times of plans that were tried.",
-    ),
-    "graph": ("split a module of your own over ranks, and write the program", ""),
-    "design": ("find the machine for a budget, or the cheapest machine for a time", ""),
-    "models": (
-        "list the models with their sizes; also: clusters, devices, trainers",
-        "The first word of a line is the NAME of model=NAME, cluster=NAME or trainer=NAME.",
-    ),
-    "profile": ("measure this machine, and write its device and cluster files", ""),
-}
+HELP: dict[str, Any] = read_yaml(Path(__file__).with_suffix(".yaml"))
+COMMANDS: dict[str, dict[str, str]] = HELP["commands"]
 """Summary and usage of each command; a command without a usage prints its own help."""
-GROUPS = {
-    "model": "the Transformer; model=hf model.path=config.json reads a Hugging Face file",
-    "cluster": "node groups, links, devices, prices",
-    "training": "batch, sequence length, precision, optimizer",
-    "trainer": "who runs the plan: what the trainer can run, and which files are written",
-    "space": "which plans are searched; a key pins a choice, null leaves it free",
-    "search": "gradient, exact or auto, and the settings of the descent",
-    "cost": "the cost model: analytic, profiled, searcher",
-    "objective": "seconds, dollars, one under a limit of the other, or useful tokens (goodput)",
-    "software": "a framework's measured habits (training.software=NAME)",
-    "device": "GPUs that a cluster file may name",
-    "bilevel": "the loop with a toy Transformer (experiment=bilevel)",
-    "experiment": "named runs",
-}
+GROUPS: dict[str, str] = HELP["groups"]
 
 
 def help_asked(arguments: Sequence[str]) -> bool:
@@ -78,9 +43,9 @@ def help_lines(arguments: Sequence[str]) -> list[str]:
         return list(_overview())
     topic = topics[0]
     if topic in COMMANDS:
-        summary, usage = COMMANDS[topic]
-        usage = usage or f"darts-parallel {topic} --help lists its options."
-        return [f"darts-parallel {topic}: {summary}.", *usage.splitlines()]
+        own = COMMANDS[topic]
+        usage = own.get("usage", f"darts-parallel {topic} --help lists its options.")
+        return [f"darts-parallel {topic}: {own['summary']}.", *usage.splitlines()]
     if topic in GROUPS:
         return list(_group(topic))
     if topic == "gpu":
@@ -93,7 +58,7 @@ def help_lines(arguments: Sequence[str]) -> list[str]:
         *GROUPS,
         *WORDS,
         "gpu",
-        *other_names("keys"),
+        *NAMES["keys"],
         *(doc.key for doc in key_docs()),
     ]
     rule = "is no command, group or key"
@@ -102,7 +67,7 @@ def help_lines(arguments: Sequence[str]) -> list[str]:
 
 def keys_about(topic: str) -> list[KeyDoc]:
     """Return the keys that a topic names: a word, a whole key, the last part of keys, or any part."""
-    word = other_names("keys").get(topic, topic).partition("=")[0]
+    word = NAMES["keys"].get(topic, topic).partition("=")[0]
     key = EVERY_WORD.get(word, word)
     pattern = key.replace(".0.", "[].")
     known = key_docs()
@@ -119,8 +84,8 @@ def _overview() -> Iterator[str]:
     yield "e.g.   darts-parallel model=llama3_8b cluster=h100_1x8 trainer=megatron tp=4"
     yield ""
     yield "Commands; without one, a plan is searched, checked and written to plan.json:"
-    for name, (summary, _) in COMMANDS.items():
-        yield f"  {name:<11}{summary}"
+    for name, own in COMMANDS.items():
+        yield f"  {name:<11}{own['summary']}"
     yield ""
     yield "Groups; group=NAME takes a file, --help GROUP lists its files and keys:"
     for name, meaning in GROUPS.items():
@@ -132,11 +97,8 @@ def _overview() -> Iterator[str]:
     yield "  gpu        GPU of cluster=box"
     yield ""
     yield "Flags:"
-    yield "  --help TOPIC         explain a command, a group, a word or a key"
-    yield "  --config-dir=FOLDER  read files of your own, too"
-    yield "  --multirun           run every combination of comma-separated values"
-    yield "  --cfg job            print the configuration and stop"
-    yield "  --version            print the version"
+    for flag, meaning in HELP["flags"].items():
+        yield f"  {flag:<21}{meaning}"
 
 
 def _gpu() -> Iterator[str]:

@@ -93,9 +93,9 @@ from darts_parallel.config.training import RECOMPUTE_MODULES as RECOMPUTE_MODULE
 from darts_parallel.config.training import TrainingConfig as TrainingConfig
 from darts_parallel.config.user_code import load_function as load_function
 from darts_parallel.config.words import EVERY_WORD as EVERY_WORD
+from darts_parallel.config.words import NAMES as NAMES
 from darts_parallel.config.words import WORDS as WORDS
 from darts_parallel.config.words import given_values as given_values
 from darts_parallel.config.words import of_job as of_job
-from darts_parallel.config.words import other_names as other_names
 from darts_parallel.config.words import require_clear_machine as require_clear_machine
 from darts_parallel.config.words import without_words as without_words

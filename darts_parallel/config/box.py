@@ -6,7 +6,7 @@ from typing import Any
 
 from darts_parallel.config.checks import as_yaml
 from darts_parallel.config.trainer import group_file, group_names, read_yaml
-from darts_parallel.config.words import given_values, other_names
+from darts_parallel.config.words import NAMES, given_values
 from darts_parallel.errors import ConfigError, closest
 
 BOX = "cluster=box"
@@ -34,7 +34,7 @@ def with_box(arguments: Sequence[str]) -> list[str]:
     known = group_names("device")
     if gpu not in known:
         plain = re.sub("[^a-z0-9]", "", gpu.lower()) if gpu else "h100"
-        near = other_names("gpus").get(plain) or closest(plain, known)
+        near = NAMES["gpus"].get(plain) or closest(plain, known)
         rule = f"gpu={gpu} must be" if gpu else f"{BOX} needs gpu=,"
         raise ConfigError(
             f"{rule} one of {', '.join(known)}; try gpu={near}, or for another GPU a file of your own "
@@ -42,7 +42,7 @@ def with_box(arguments: Sequence[str]) -> list[str]:
         )
     bus = read_yaml(group_file("device", gpu)).get("host_bandwidth_GBps", PCIE)
     links: dict[str, Any] = {f"{INSIDE}.bandwidth_GBps": bus, f"{BETWEEN}.bandwidth_GBps": NETWORK}
-    if (like := other_names("boards").get(gpu)) is not None:
+    if (like := NAMES["boards"].get(gpu)) is not None:
         cluster = read_yaml(group_file("cluster", like))
         inside = {"shared": False, **cluster["nodes"][0]["intra_node"]}
         links = {f"{INSIDE}.{key}": value for key, value in inside.items()}

@@ -14,7 +14,7 @@ from darts_parallel.config._keys import TYPE_WORDS, closest_key, type_at, walk
 from darts_parallel.config.checks import member_sentence
 from darts_parallel.config.schema import Config, config_dir
 from darts_parallel.config.trainer import group_names
-from darts_parallel.config.words import WORDS, other_names
+from darts_parallel.config.words import NAMES, WORDS
 from darts_parallel.errors import DartsParallelError, closest
 
 LIBRARIES = ("hydra", "omegaconf", "yaml", "antlr4", "argparse")
@@ -103,7 +103,7 @@ def _unknown_option(config: str, options: Sequence[str] | None) -> str:
         groups = sorted(path.name for path in folder.iterdir() if path.is_dir())
         rule = f"must be one of the groups {', '.join(groups)}"
         return f"{group}={name}: {group} {rule}; try {closest(group, groups)}."
-    others = other_names("options")
+    others = NAMES["options"]
     near = others.get(f"{group}={name}") or closest(name, names)
     if group.startswith("model/"):
         # a name of the Hugging Face hub, owner/name
@@ -133,7 +133,7 @@ def _unknown_key(key: str, given: dict[str, str], schema: Any) -> str:
         near = f"darts-parallel {shown}, or --help for the keys of this one"
         return f"{shown} is a key {place}; try {near}."
     plain = key.replace("-", "_").lower()
-    near = plain if plain in WORDS else other_names("keys").get(plain, "")
+    near = plain if plain in WORDS else NAMES["keys"].get(plain, "")
     if re.fullmatch(r"[\w.]+", near):
         near += f"={given.get(key, '...')}"
     near = near or closest_key(key, schema)

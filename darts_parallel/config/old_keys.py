@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from darts_parallel.config.checks import as_yaml
+from darts_parallel.config.trainer import read_yaml
 from darts_parallel.errors import read_text
 
 NEWER = dict.fromkeys(("kernel_gap_us", "collective_start_us", "divided_half_size"), 0.0)
@@ -45,34 +46,11 @@ class OldKey:
     """New spelling of each value that changed; other values stay."""
 
 
-OLD_KEYS: tuple[OldKey, ...] = (
-    OldKey("bilevel.asynchronous"),
-    OldKey("bilevel.processes"),
-    OldKey("bilevel.seeds"),
-    OldKey("bilevel.variants"),
-    OldKey("search.adam_betas"),
-    OldKey("search.boundary_learning_rate"),
-    OldKey("search.boundary_temperature"),
-    OldKey("search.hard_choices_from"),
-    OldKey("search.hard_every"),
-    OldKey("search.hard_stages_from"),
-    OldKey("search.initial_noise"),
-    OldKey("search.initial_preference"),
-    OldKey("search.multiplier_step"),
-    OldKey("search.polish_finalists"),
-    OldKey("search.polish_starts"),
-    OldKey("search.record_every"),
-    OldKey("search.simulate_every"),
-    OldKey("search.thin_at"),
-    OldKey("training.fused_attention", "attention_kernel", {False: "unfused", True: None}),
-    OldKey("training.packed"),
+OLD_KEYS = tuple(
+    OldKey(key, **(change or {}))
+    for key, change in read_yaml(Path(__file__).with_suffix(".yaml")).items()
 )
-"""Every key that a version removed or renamed, in alphabetical order.
-
-Examples: `OldKey("search.adam_betas")` was removed; `training.attention_kernel` had another name
-and other values;
-`OldKey("cost.p2p", "p2p", {"free": "overlapped"})` has another spelling of one value.
-"""
+"""Every key that a version removed or renamed, from `old_keys.yaml` next to this file."""
 
 
 def translate(values: Any, source: str, place: str = "") -> bool:

@@ -18,25 +18,8 @@ from omegaconf import MISSING
 from darts_parallel.config._keys import TYPE_WORDS, all_fields, nested, plain_type
 from darts_parallel.config.checks import as_yaml
 from darts_parallel.config.schema import Config
+from darts_parallel.config.words import NAMES
 
-UNITS = {
-    "_GiB": "2^30 bytes",
-    "_GB": "10^9 bytes",
-    "_GBps": "10^9 bytes/s",
-    "_TFLOPs": "10^12 FLOP/s",
-    "_us": "microseconds",
-    "_ms": "milliseconds",
-    "_seconds": "seconds",
-    "_minutes": "minutes",
-    "_hours": "hours",
-    "_usd": "dollars",
-    "_bits": "bits a number",
-    "_bytes": "bytes",
-    "_efficiency": "a share, 0 to 1",
-    "seq_len": "tokens",
-    "batch_size": "sequences",
-}
-"""Unit of a key, by the end of its name."""
 NULL = re.compile(r"\bnull\b", re.IGNORECASE)
 
 
@@ -86,7 +69,7 @@ def _doc_of(key: str, entry: Field[Any], meaning: str) -> KeyDoc:
     required = default == MISSING or default is NO_DEFAULT
     shown = "none, the key is required" if required else as_yaml(default)
     may_be_null = default is None or type(None) in get_args(entry.type)
-    ends = (unit for end, unit in UNITS.items() if entry.name.endswith(end))
+    ends = (unit for end, unit in NAMES["units"].items() if entry.name.endswith(end))
     return KeyDoc(key, meaning, shown, _allowed(entry), next(ends, ""), may_be_null)
 
 

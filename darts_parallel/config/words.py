@@ -2,51 +2,22 @@
 
 import os
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from darts_parallel.config.trainer import read_yaml
 from darts_parallel.errors import ConfigError
 
-WORDS = {
-    "tp": "space.tp",
-    "pp": "space.pp",
-    "dp": "space.dp",
-    "ep": "space.ep",
-    "etp": "space.etp",
-    "cp": "space.cp",
-    "vpp": "space.virtual_stages",
-    "zero": "space.zero_stage",
-    "recompute": "space.recompute",
-    "mbs": "space.micro_batch_size",
-    "gbs": "training.global_batch_size",
-    "seq": "training.seq_len",
-    "nodes": "cluster.nodes.0.count",
-    "gpus": "cluster.nodes.0.gpus",
-}
+NAMES: dict[str, dict[str, str]] = read_yaml(Path(__file__).with_suffix(".yaml"))
+"""Parts of `words.yaml` next to this file, which explains them."""
+WORDS = NAMES["words"]
 """Key that each word stands for."""
-EVERY_WORD = {
-    name: f"space.{name}"
-    for name in (
-        "zero_stage",
-        "virtual_stages",
-        "micro_batch_size",
-        "num_micro_batches",
-        "sequence_parallel",
-    )
-} | WORDS
+EVERY_WORD = NAMES["parts"] | WORDS
 """Key of each word, and of last parts of keys of the space that are taken without their group, too."""
 JOB_GROUPS = ("model", "training", "trainer", "space", "cost")
 """Groups of keys that are of a job whatever the machine."""
 MOST_GROWTH = 2
 """Factor over the cluster's own GPUs of a node above which `gpus` probably counts the cluster."""
-
-
-@cache
-def other_names(of: str) -> dict[str, str]:
-    """Return what `words.yaml` next to this file answers to names of `keys`, `options`, `gpus`, `boards`."""
-    return dict(read_yaml(Path(__file__).with_suffix(".yaml"))[of])
 
 
 def given_values(arguments: Sequence[str]) -> dict[str, str]:

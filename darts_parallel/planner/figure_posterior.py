@@ -43,26 +43,10 @@ FACTORS = (STATE, "activation_factor")
 """Figures of a device that multiply its bytes."""
 RESERVED = "reserved_GiB"
 """Quantity of the bytes outside of the allocator."""
-FAMILIES = {
-    "a100_40": "a100",
-    "a100_80": "a100",
-    "v100_16": "v100",
-    "h200": "h100",
-    "mi325x": "mi300x",
-    "mi355x": "mi350x",
-}
+NAMES = read_yaml(Path(__file__).with_suffix(".yaml"))
+FAMILIES: dict[str, str] = NAMES["families"]
 """Devices whose calibrated figures are one."""
-KINDS = {
-    "intra": {
-        150.0: "nvlink2",
-        300.0: "nvlink3",
-        448.0: "xgmi",
-        450.0: "nvlink4",
-        537.6: "xgmi",
-        900.0: "nvlink5",
-    },
-    "inter": {200.0: "infiniband", 400.0: "infiniband"},
-}
+KINDS: dict[str, dict[float, str]] = NAMES["links"]
 """Calibrated link by the data sheet's 10^9 bytes/s."""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import exp, log
+from pathlib import Path
 from typing import Any
 
 from darts_parallel.config import (
@@ -24,46 +25,19 @@ from darts_parallel.errors import ConfigError, closest
 
 ANY = "any"
 """Key of an offset for devices on which the framework has no runs."""
-HABITS = (
-    "gradient_bits",
-    "owner_broadcast_ms",
-    "single_ring",
-    "module_gather_ms",
-    "buffered_parameters",
-    "gradient_copy",
-    "fused_accumulation",
-    "step_bytes",
-    "sub_group_parameters",
-    "host_update_s",
-    "reserved_factor",
-    "loss_bytes",
-    "fused_loss_bytes",
-    "gathered_inputs",
-    "gate_kept",
-    "narrow_copies_freed",
-    "prunes_recomputation",
-    "alternate_products",
-    "runs",
-)
 OFFSETS = "offsets"
+NO_HABITS = ("name", "partitioned_checkpoints", "job", "values", OFFSETS)
+"""Fields of `Software` that its file does not give, or gives in another form."""
 CONTEXT_GIB = 1.0
 """GiB of a GPU outside of the allocator: CUDA context, communicators, workspaces."""
 USUAL_KERNEL = "fa2"
 """Attention kernel of `attention_efficiency` on a device with several."""
 OLD_KERNEL = "fa1"
 """Attention kernel of measured runs that no job can ask for."""
-SWITCHED: Mapping[str, Mapping[Any, Mapping[str, float]]] = {
-    "attention_kernel": {OLD_KERNEL: {"attention_efficiency": 0.63}},
-    "tp_comm_overlap": {True: {"tp_hidden_share": 2.0}, False: {"tp_hidden_share": 0.0}},
-    "compiled": {
-        False: {"streaming_factor": 1.12, "layer_overhead_us": 2.0},
-        True: {"streaming_factor": 0.9, "layer_overhead_us": 0.8},
-    },
-}
-"""Factors of a device's figures by switch and value. Figures are averages of both values of a switch.
-FlashAttention 1 reaches 25 to 40 % of the peak of an A100, its successor 50 to 73 % (arXiv
-2307.08691, abstract). An eager Llama block launches some 38 kernels forward, a compiled one 12 to
-16."""
+SWITCHED: Mapping[str, Mapping[Any, Mapping[str, float]]] = read_yaml(
+    Path(__file__).with_suffix(".yaml")
+)
+"""Factors of a device's figures by switch and value, from `software.yaml` next to this file."""
 FULL = {"attention_efficiency": 1.0, "tp_hidden_share": 1.0}
 """Largest values of shares."""
 LOSS_CHUNKS = 8
@@ -184,6 +158,8 @@ class Software:
 
 
 COMMON = Software()
+HABITS = tuple(key for key in vars(COMMON) if key not in NO_HABITS)
+"""Fields that files of `conf/software` give under the same names."""
 
 
 def with_habits(name: str, facts: Mapping[str, Any]) -> Software:

@@ -3,14 +3,16 @@
 The lines read the same table and formulas as `evaluate`; their sums are its totals.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from darts_parallel.config import read_yaml
 from darts_parallel.cost import (
     BACKWARD_FACTOR,
     FUSED_BACKWARD_FACTOR,
@@ -38,55 +40,7 @@ from darts_parallel.report.format import table_of
 from darts_parallel.report.outcome import Outcome
 from darts_parallel.report.stages import MORE, MOST_PRICED, notable_stages
 
-KORTHIKANTI = "Korthikanti et al. 2022, eq. 1-6"
-ZERO = "Rajbhandari et al. 2020, section 3"
-RING = "Thakur et al. 2005 (ring collectives)"
-OVERLAP = "exposed part: Qiao et al. 2021, eq. 11"
-ROOFLINE = "roofline, Williams et al. 2009"
-CONTEXT_GATHER = "Dubey et al. 2024, section 3.3.2"
-STREAM = "stream model"
-LINK = "alpha-beta model"
-ONE_F_ONE_B = "1F1B, Narayanan et al. 2021, section 2.2"
-MEMORY_FORMULAS = {
-    "parameters": ("state_factor x parameters x bytes each / shards (ZeRO-3)", ZERO),
-    "gradients": ("state_factor x parameters x bytes each / shards (ZeRO-2, 3)", ZERO),
-    "optimizer state": ("state_factor x parameters x bytes each / shards (ZeRO-1, 2, 3)", ZERO),
-    "copies and buffers": ("8-bit copies of weights, DeepSpeed's buffers", "cost/layer_costs.py"),
-    "activations": ("kept per micro-batch x micro-batches in flight", KORTHIKANTI),
-    "working": ("largest layer: recomputed activations, gathered weights", "cost/memory.py"),
-    "reserved": ("constant of the device", "cluster.devices.reserved_GiB"),
-}
-MICRO_BATCH_FORMULAS = {
-    "matrix products": ("3 x 2 tokens x out x in / (peak x e x saturation)", ROOFLINE),
-    "attention": ("scores and weighted sum x 3.5 if fused, x 3 if not", "Dao 2023, section 4.1"),
-    "streaming kernels": ("3 x streaming_factor x bytes / memory bandwidth", ROOFLINE),
-    "gradient accumulation": ("(2 x gradient + parameter) bytes / memory bandwidth", STREAM),
-    "launch overhead": (
-        "3 x (root of kernels² + overhead² - kernels + kernel gap)",
-        "cluster.devices.layer_overhead_us",
-    ),
-    "measured compute": ("forward + backward as measured", "cost.profile"),
-    "recompute": ("forward again in backward", KORTHIKANTI),
-    "tensor_parallel": ("all-reduces x (start + 2 (n-1)/n bytes / bandwidth + latencies)", RING),
-    "context_parallel": ("keys and values gathered during attention", CONTEXT_GATHER),
-    "sharding": ("ZeRO-2, 3 collectives during compute", OVERLAP),
-    "resharding": ("missing bytes / link bandwidth + latencies", "cost/_transitions.py"),
-    "p2p": ("2 x bytes / link bandwidth + 2 latencies", LINK),
-}
-ITERATION_FORMULAS = {
-    "compute": ("micro-batches x the stage's compute", ROOFLINE),
-    "p2p_and_resharding": ("micro-batches x the stage's messages", LINK),
-    "pipeline_bubble": ("sum of the other stages' micro-batch", ONE_F_ONE_B),
-    "gradient_sync": ("gradients reduced once, during backward", OVERLAP),
-    "optimizer": ("(2 x (state + gradient) + parameter) bytes / bandwidth", STREAM),
-    "tied_embedding_sync": ("all-reduce of the tied table's gradient", "Megatron-LM"),
-}
-FORMULAS: dict[str, tuple[str, str]] = {
-    **MEMORY_FORMULAS,
-    **MICRO_BATCH_FORMULAS,
-    **ITERATION_FORMULAS,
-    **TERM_FORMULAS,
-}
+FORMULAS: dict[str, Sequence[str]] = TERM_FORMULAS | read_yaml(Path(__file__).with_suffix(".yaml"))
 """Formula in words and its source, by term."""
 PARTS = {
     "parameters": "state",
@@ -103,13 +57,9 @@ BAR = 40
 """Characters of a bar that is full."""
 PIPED_WIDTH = 200
 """Columns of a table that goes to a pipe or a file."""
-SIMULATED_BUBBLE = (
-    "end of the schedule - micro-batches x stage",
-    "longest path of the simulated schedule",
-)
 
 
-def formula_of(term: str) -> tuple[str, str]:
+def formula_of(term: str) -> Sequence[str]:
     """Return a term's formula in words and its source; terms of the user's own stand in `cost.term`."""
     return FORMULAS.get(term, ("the user's function of that name", "cost.term"))
 
@@ -162,10 +112,10 @@ def explain(problem: Problem, plan: Plan) -> Explanation:
     """
     terms = _PlanTerms(problem, plan)
     cost = evaluate(plan, problem)
-    bubble = SIMULATED_BUBBLE if terms.table.pipeline.simulated else FORMULAS["pipeline_bubble"]
     iteration = []
     for name, seconds in cost.breakdown_s.items():
-        formula, source = bubble if name == "pipeline_bubble" else formula_of(name)
+        simulated = name == "pipeline_bubble" and terms.table.pipeline.simulated
+        formula, source = formula_of("simulated_bubble" if simulated else name)
         iteration.append(Line(None, "all", name, formula, source, seconds))
     return Explanation(
         memory=list(terms.memory()),
@@ -181,7 +131,8 @@ def _line(
     term: str,
     value: float,
 ) -> Line:
-    return Line(stage, layers, term, *formula_of(term), value)
+    formula, source = formula_of(term)
+    return Line(stage, layers, term, formula, source, value)
 
 
 class _Group(NamedTuple):

@@ -12,11 +12,11 @@ from darts_parallel.cli._help import COMMANDS, GROUPS, help_lines, keys_about
 from darts_parallel.config.composition import load_config
 from darts_parallel.config.reference import KeyDoc, key_docs
 from darts_parallel.config.schema import config_dir
-from darts_parallel.config.words import WORDS, other_names
+from darts_parallel.config.words import NAMES, WORDS
 from darts_parallel.errors import ConfigError
 from tests.support.commands import Command
 
-SYNONYMS = {name: word for name, word in other_names("keys").items() if word in WORDS}
+SYNONYMS = {name: word for name, word in NAMES["keys"].items() if word in WORDS}
 TORCHLESS = """
 import sys
 sys.argv = ["darts-parallel", *{arguments!r}]

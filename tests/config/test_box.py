@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from darts_parallel.config.composition import load_config
-from darts_parallel.config.words import other_names
+from darts_parallel.config.words import NAMES
 from darts_parallel.errors import ConfigError
 from tests.support.commands import QUIET, Command
 
@@ -67,7 +67,7 @@ def test_other_words_are_refused(words: list[str], sentence: str, command: Comma
 
 @pytest.mark.parametrize("name", ["h20", "gh200", "a30", "a40", "l40"])
 def test_the_answer_to_another_gpu_is_a_command_that_works(name: str) -> None:
-    answer = shlex.split(other_names("gpus")[name])
+    answer = shlex.split(NAMES["gpus"][name])
     box = load_config(["cluster=box", f"gpu={answer[0]}", "gpus=4", "nodes=1", *answer[1:]])
     assert box.cluster.devices.keys() == {answer[0]}
 
