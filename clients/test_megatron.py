@@ -7,7 +7,7 @@ from typing import Any
 import golden
 import pytest
 
-from darts_parallel.config import DYNAMIC, PACKED, expert_pattern, score_function
+from darts_parallel.config import DYNAMIC, PACKED
 from darts_parallel.export import Request, packing_flags
 from darts_parallel.problem import load_problem
 
@@ -151,11 +151,11 @@ def test_it_reads_the_router_and_the_layers_with_experts(name: str, read: Read) 
     found = read[name]
     model = golden.built(name)[0].config.model
     assert found["moe_router_topk"] == model.moe_router_topk
-    assert found["moe_router_score_function"] == score_function(model)
+    assert found["moe_router_score_function"] == model.score_function
     frequency = found["moe_layer_freq"]
     if not isinstance(frequency, list):
         frequency = [block % frequency == 0 for block in range(model.num_layers)]
-    assert [bool(entry) for entry in frequency] == list(expert_pattern(model))
+    assert [bool(entry) for entry in frequency] == list(model.expert_pattern)
 
 
 @pytest.mark.parametrize("name", golden.cases("megatron"))

@@ -39,15 +39,11 @@ from darts_parallel.config.interrupts import begin_worker as begin_worker
 from darts_parallel.config.interrupts import (
     children_without_interrupts as children_without_interrupts,
 )
-from darts_parallel.config.layer_pattern import ATTENTION as ATTENTION
-from darts_parallel.config.layer_pattern import EXPERTS as EXPERTS
-from darts_parallel.config.layer_pattern import MAMBA as MAMBA
-from darts_parallel.config.layer_pattern import MLP as MLP
-from darts_parallel.config.layer_pattern import SYMBOLS as SYMBOLS
-from darts_parallel.config.layer_pattern import expert_pattern as expert_pattern
-from darts_parallel.config.layer_pattern import score_function as score_function
-from darts_parallel.config.layer_pattern import symbol as symbol
-from darts_parallel.config.layer_pattern import windowed as windowed
+from darts_parallel.config.model import ATTENTION as ATTENTION
+from darts_parallel.config.model import EXPERTS as EXPERTS
+from darts_parallel.config.model import MAMBA as MAMBA
+from darts_parallel.config.model import MLP as MLP
+from darts_parallel.config.model import SYMBOLS as SYMBOLS
 from darts_parallel.config.model import ModelConfig as ModelConfig
 from darts_parallel.config.old_keys import translate as translate
 from darts_parallel.config.options import FOLDER as FOLDER

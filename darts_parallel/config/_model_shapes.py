@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from darts_parallel.config.layer_pattern import ATTENTION, EXPERTS, MAMBA, MLP
+from darts_parallel.config.model import ATTENTION, EXPERTS, MAMBA, MLP
 
 Fields = dict[str, Any]
 _ATTENTION = re.compile(r"Att(entio)?n", re.IGNORECASE)

@@ -1,13 +1,31 @@
-"""Schema of the model's YAML."""
+"""Schema of the model's YAML: its keys, their rules, and the kinds of blocks that they describe."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import MISSING
 
 from darts_parallel.config.checks import MAX_SIZE as MAX_SIZE
-from darts_parallel.config.checks import check_fields, ranged
-from darts_parallel.config.layer_pattern import check_model
+from darts_parallel.config.checks import (
+    as_yaml,
+    check_fields,
+    ranged,
+    require,
+    require_at_least,
+    require_at_most,
+    require_divisor,
+    require_member,
+    require_within,
+)
+from darts_parallel.errors import ConfigError
+
+MAMBA, ATTENTION, MLP, EXPERTS = "M", "*", "-", "E"
+SYMBOLS = {MAMBA: "mamba", ATTENTION: "attention", MLP: "mlp", EXPERTS: "experts"}
+"""Symbols of a hybrid pattern (Megatron-LM, `megatron/core/models/hybrid`), and the kinds they
+name."""
+SCORE_FUNCTIONS = ("softmax", "sigmoid")
+LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
 @dataclass
@@ -219,6 +237,162 @@ class ModelConfig:
         """Heads of keys and values, in blocks without a window."""
         return self.num_kv_heads or self.num_heads
 
+    @property
+    def expert_pattern(self) -> tuple[bool, ...]:
+        """Which layers have experts, one entry a layer."""
+        layers = range(int(self.num_layers))
+        if self.num_experts is None:
+            return (False,) * len(layers)
+        given = self.moe_layer_freq
+        if isinstance(given, int):
+            given = [layer % given == 0 for layer in layers]
+        return tuple(bool(given[i]) and i >= self.first_k_dense_replace for i in layers)
+
+    @property
+    def score_function(self) -> str:
+        """The function that turns the router's product into scores, one of `SCORE_FUNCTIONS`."""
+        return self.moe_router_score_function or SCORE_FUNCTIONS[self.moe_router_enable_expert_bias]
+
+    def symbol(self, index: int) -> str | None:
+        """Return the symbol of block `index` of a hybrid pattern; None for attention and MLP."""
+        pattern = self.hybrid_override_pattern
+        return pattern[index] if pattern else None
+
+    def windowed(self, index: int) -> bool:
+        """Return whether block `index` attends to the last `sliding_window` tokens only.
+
+        A pattern n leaves every n-th block global (Gemma 3: 6, five windows and one global block).
+        A list says it block by block. Null makes all of them windows. The blocks of an
+        encoder-decoder have none.
+        """
+        if self.sliding_window is None or self.num_encoder_layers:
+            return False
+        pattern = self.sliding_window_pattern
+        if pattern is None:
+            return True
+        return bool(pattern[index]) if isinstance(pattern, Sequence) else (index + 1) % pattern != 0
+
     def __post_init__(self) -> None:
         check_fields("model", self)
-        check_model(self)
+        self._check_latent_attention()
+        self._check_experts()
+        self._check_pattern()
+        self._check_windows()
+        self._check_layers()
+        if self.head_dim is None and not self.multi_latent_attention:
+            require_divisor(
+                "model.num_heads", self.num_heads, "model.hidden_size", self.hidden_size
+            )
+        if self.num_kv_heads is not None:
+            require_divisor(
+                "model.num_kv_heads", self.num_kv_heads, "model.num_heads", self.num_heads
+            )
+
+    def _require(self, key: str, valid: bool, rule: str, near: Any) -> None:
+        require(valid, f"model.{key}={getattr(self, key)}", rule, near)
+
+    def _check_layers(self) -> None:
+        """Refuse more encoder layers, or more predicted tokens, than the layers allow."""
+        layers = self.num_layers
+        predicted = self.mtp_num_layers
+        require_at_most("model.mtp_num_layers", predicted, layers)
+        decoder = self.causal and not self.num_encoder_layers
+        rule = "be 0 where the model is no causal decoder"
+        self._require("mtp_num_layers", decoder or not predicted, rule, 0)
+        rule = f"leave a decoder layer of model.num_layers={layers}"
+        self._require("num_encoder_layers", self.num_encoder_layers < layers, rule, layers - 1)
+
+    def _check_latent_attention(self) -> None:
+        """Refuse an incomplete multi-head latent attention, and its sizes without it."""
+        latent = self.multi_latent_attention
+        only_latent = (*LATENT_SIZES[:-1], "q_lora_rank", "indexer_num_heads", "indexer_head_dim")
+        only_usual = ("attention_gate_size", "window_kv_heads", "window_head_dim")
+        for key in only_usual if latent else only_latent:
+            rule = f"go with model.multi_latent_attention={as_yaml(not latent)}"
+            self._require(key, getattr(self, key) is None, rule, "null")
+        heads = self.indexer_num_heads
+        width = self.indexer_head_dim
+        rule = f"go with model.indexer_head_dim={width}"
+        self._require("indexer_num_heads", (heads is None) == (width is None), rule, "null")
+        for key in LATENT_SIZES if latent else ():
+            rule = "be given where model.multi_latent_attention=true"
+            near = 512 if key == "kv_lora_rank" else 128
+            require(getattr(self, key) is not None, f"model.{key}", rule, near)
+
+    def _check_experts(self) -> None:
+        count = self.num_experts
+        if count is None:
+            for key in ("moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"):
+                self._require(key, getattr(self, key) is None, "go with model.num_experts", "null")
+            return
+        require_at_most("model.moe_router_topk", self.moe_router_topk, count)
+        require_at_most("model.first_k_dense_replace", self.first_k_dense_replace, self.num_layers)
+        rule = "be 0 where model.num_experts is set, since experts are modelled in decoders"
+        self._require("num_encoder_layers", not self.num_encoder_layers, rule, 0)
+        groups = self.moe_router_num_groups
+        used = self.moe_router_group_topk
+        if groups is not None:
+            require_divisor("model.moe_router_num_groups", groups, "model.num_experts", count)
+            if used is not None:
+                require_at_most("model.moe_router_group_topk", used, groups)
+        function = self.score_function
+        key = "moe_router_score_function"
+        require_member(f"model.{key}", function, SCORE_FUNCTIONS)
+        unbiased = function == "sigmoid" or not self.moe_router_enable_expert_bias
+        rule = "be sigmoid with model.moe_router_enable_expert_bias"
+        self._require(key, unbiased, rule, "sigmoid")
+        self._check_frequency()
+
+    def _check_frequency(self) -> None:
+        """Refuse a `moe_layer_freq` that is no whole number and no entry for every layer."""
+        given = self.moe_layer_freq
+        layers = self.num_layers
+        if type(given) is int:
+            require_at_least("model.moe_layer_freq", given, 1)
+            return
+        several = isinstance(given, (list, tuple))
+        mask = (
+            several and len(given) == layers and all(type(x) is int and x in (0, 1) for x in given)
+        )
+        shown = f"a list of {len(given)}" if several else repr(given)
+        rule = f"be a whole number above 0 or a list of model.num_layers={layers} zeros and ones"
+        require(mask, f"model.moe_layer_freq={shown}", rule, 1)
+
+    def _check_pattern(self) -> None:
+        pattern = self.hybrid_override_pattern
+        if pattern is None:
+            return
+        key = "model.hybrid_override_pattern"
+        layers = self.num_layers
+        known = "".join(char for char in pattern if char in SYMBOLS)
+        rule = f"consist of {', '.join(SYMBOLS)} (Mamba, attention, MLP, experts)"
+        near = known or (ATTENTION + MLP) * (layers // 2) or ATTENTION
+        require(bool(pattern) and known == pattern, f"{key}={pattern!r}", rule, near)
+        size = f"{key} has {len(pattern)} layers, which"
+        near = f"model.num_layers={len(pattern)}"
+        require(len(pattern) == layers, size, f"be model.num_layers={layers}", near)
+        rule = f"be null where model.num_encoder_layers={self.num_encoder_layers}"
+        require(not self.num_encoder_layers, key, rule, "model.num_encoder_layers=0")
+        without = EXPERTS not in pattern or bool(self.num_experts)
+        has = f"{key}={pattern} has expert layers, and model.num_experts"
+        require(without, has, "say how many experts they have", pattern.replace(EXPERTS, MLP))
+
+    def _check_windows(self) -> None:
+        pattern = self.sliding_window_pattern
+        if pattern is None:
+            return
+        key = "model.sliding_window_pattern"
+        layers = self.num_layers
+        if self.sliding_window is None:
+            raise ConfigError(
+                f"{key}={pattern} needs model.sliding_window, the tokens of a window; try null."
+            )
+        if isinstance(pattern, (list, tuple)):
+            near = [int(bool(pattern[i % len(pattern)])) if pattern else 1 for i in range(layers)]
+            rule = f"have a 0 (global) or 1 (window) for each of the {layers} layers"
+            valid = len(pattern) == layers and all(value in (0, 1) for value in pattern)
+            require(valid, f"{key}={list(pattern)}", rule, near)
+            return
+        rule = "be a whole number (every n-th layer is global) or a list of 0 and 1"
+        require(type(pattern) is int, f"{key}={pattern!r}", rule, 6)
+        require_within(key, pattern, 1, MAX_SIZE)

@@ -2,7 +2,7 @@
 
 from itertools import groupby
 
-from darts_parallel.config import ModelConfig, as_yaml, expert_pattern, score_function
+from darts_parallel.config import ModelConfig, as_yaml
 from darts_parallel.export.common import Flags, Request, flags_of, switches
 from darts_parallel.plans import divisors
 
@@ -76,7 +76,7 @@ def _sizes_and_routing(config: ModelConfig, dispatcher: str) -> Flags:
 
 def _score_flags(config: ModelConfig, dispatcher: str) -> Flags:
     """Return how the router scores experts; sigmoids and the flex dispatcher want fp32."""
-    function = score_function(config)
+    function = config.score_function
     flags: Flags = []
     if function != "softmax":  # its default
         flags.append(("moe-router-score-function", function))
@@ -88,7 +88,7 @@ def _score_flags(config: ModelConfig, dispatcher: str) -> Flags:
 
 def layer_frequency(config: ModelConfig) -> str | int:
     """Say which layers have experts: 1 for all, or runs of a Python list."""
-    pattern = list(map(int, expert_pattern(config)))
+    pattern = list(map(int, config.expert_pattern))
     if all(pattern):
         return 1
     runs = [(has, len(list(equal))) for has, equal in groupby(pattern)]

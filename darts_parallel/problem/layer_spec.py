@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import comb
 
-from darts_parallel.config import ATTENTION, MLP, ModelConfig, expert_pattern
+from darts_parallel.config import ATTENTION, MLP, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def mlp_of(config: ModelConfig, index: int, char: str | None = None) -> tuple[Ex
     width = config.mlp_width
     if char == ATTENTION:
         return None, 0
-    if char == MLP or config.num_experts is None or not expert_pattern(config)[index]:
+    if char == MLP or config.num_experts is None or not config.expert_pattern[index]:
         return None, width
     groups = config.moe_router_num_groups or 1
     experts = Experts(

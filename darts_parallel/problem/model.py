@@ -17,8 +17,6 @@ from darts_parallel.config import (
     MLP,
     SYMBOLS,
     ModelConfig,
-    symbol,
-    windowed,
 )
 from darts_parallel.problem.layer_spec import (
     AttentionCore,
@@ -282,7 +280,7 @@ def _halves(config: ModelConfig, index: int, fused: bool, whole: LayerSpec) -> I
 
 def _block(config: ModelConfig, index: int, fused: bool, half: str | None = None) -> LayerSpec:
     h = config.hidden_size
-    char = half or symbol(config, index)
+    char = half or config.symbol(index)
     if char == MAMBA:
         mixer = state_space(config)
         scales = mixer.replicated_parameters + _norm(config)
@@ -291,7 +289,7 @@ def _block(config: ModelConfig, index: int, fused: bool, half: str | None = None
     decoder = bool(config.num_encoder_layers) and index >= config.num_encoder_layers
     attentions = 2 if decoder else int(char in (None, ATTENTION))
     latent = config.multi_latent_attention and attentions
-    near = bool(attentions) and windowed(config, index)
+    near = bool(attentions) and config.windowed(index)
     attention = _latent(config) if latent else _attention(config, attentions, near)
     mlp = _mlp(config, ffn, experts)
     kind = _block_kind(config, decoder, char)
@@ -318,7 +316,7 @@ def _block(config: ModelConfig, index: int, fused: bool, half: str | None = None
     layer = replace(layer, tp_collectives_backward=collectives, output_elements=h * (1 + decoder))
     sublayers = attentions + (bool(ffn) or experts is not None)
     norms = sublayers
-    if char == ATTENTION and config.mamba_shares_norm and symbol(config, index - 1) == MAMBA:
+    if char == ATTENTION and config.mamba_shares_norm and config.symbol(index - 1) == MAMBA:
         norms = 0
     if config.block_norms is not None and (half or char is None):
         norms = config.block_norms // (2 if half else 1)

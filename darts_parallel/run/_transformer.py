@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from darts_parallel.config import ModelConfig, expert_pattern
+from darts_parallel.config import ModelConfig
 from darts_parallel.run._experts import Mixture, Mlp
 
 ROTARY_BASE = 10000.0
@@ -150,7 +150,7 @@ class Block(nn.Module):
         self.attention_norm = norm(config) if attends else None
         self.mlp_norm = norm(config) if maps else None
         self.attention = Attention(config, fused) if attends else None
-        kind = Mixture if expert_pattern(config)[index] else Mlp
+        kind = Mixture if config.expert_pattern[index] else Mlp
         self.mlp: nn.Module | None = kind(config) if maps else None
 
     def forward(self, state: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from darts_parallel.config.layer_pattern import expert_pattern
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export import export_plan
 from darts_parallel.export.mixtures import layer_frequency
@@ -74,7 +73,7 @@ def test_a_frequency_reads_back_as_the_layers_it_names(name: str) -> None:
         if isinstance(text, int)
         else eval(text)
     )
-    assert [bool(x) for x in read] == list(expert_pattern(config))
+    assert [bool(x) for x in read] == list(config.expert_pattern)
 
 
 @pytest.mark.parametrize(

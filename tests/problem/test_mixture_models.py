@@ -2,7 +2,6 @@ from typing import Any
 
 import pytest
 
-from darts_parallel.config.layer_pattern import expert_pattern
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.problem.layer_spec import mlp_of
 from darts_parallel.problem.model import Model
@@ -22,11 +21,11 @@ def config(**changes: Any) -> ModelConfig:
 
 
 def test_frequencies_and_first_dense_layers() -> None:
-    assert expert_pattern(config()) == (True,) * 4
-    assert expert_pattern(config(moe_layer_freq=2)) == (True, False, True, False)
-    assert expert_pattern(config(moe_layer_freq=[0, 1, 1, 0])) == (False, True, True, False)
-    assert expert_pattern(config(first_k_dense_replace=3)) == (False, False, False, True)
-    assert expert_pattern(config(num_experts=None)) == (False,) * 4
+    assert config().expert_pattern == (True,) * 4
+    assert config(moe_layer_freq=2).expert_pattern == (True, False, True, False)
+    assert config(moe_layer_freq=[0, 1, 1, 0]).expert_pattern == (False, True, True, False)
+    assert config(first_k_dense_replace=3).expert_pattern == (False, False, False, True)
+    assert config(num_experts=None).expert_pattern == (False,) * 4
 
 
 def test_flops_count_the_experts_that_a_token_passes() -> None:
