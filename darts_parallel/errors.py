@@ -87,6 +87,15 @@ def closest(value: object, members: Iterable[Any]) -> Any:
     return near
 
 
+def require_listed(
+    value: object, members: Iterable[Any], sentence: str, refusal: type[DartsParallelError]
+) -> None:
+    """Refuse a value that is none of `members`; the sentence goes on with the closest one."""
+    members = list(members)
+    if value not in members:
+        raise refusal(f"{sentence}; try {closest(value, members)}.")
+
+
 def read_text(path: str | Path, errors: str = "strict") -> str:
     """Return the text of a user's file; an OSError above `MOST_READ` characters.
 

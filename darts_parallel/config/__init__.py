@@ -10,6 +10,7 @@ from darts_parallel.config.box import with_box as with_box
 from darts_parallel.config.checks import MAX_PROCESSES as MAX_PROCESSES
 from darts_parallel.config.checks import as_yaml as as_yaml
 from darts_parallel.config.checks import check_fields as check_fields
+from darts_parallel.config.checks import divisors as divisors
 from darts_parallel.config.checks import one_of as one_of
 from darts_parallel.config.checks import quoted as quoted
 from darts_parallel.config.checks import ranged as ranged

@@ -9,12 +9,12 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import field, fields, is_dataclass
-from math import isfinite
+from math import isfinite, isqrt
 from typing import Any
 
 from omegaconf import MISSING
 
-from darts_parallel.errors import ConfigError, closest
+from darts_parallel.errors import ConfigError, closest, require_listed
 
 _BARE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+/-]*")
 LONGEST = 4096
@@ -104,11 +104,17 @@ def require_none(setting: str, others: dict[str, Any], near: Any) -> None:
         require(not given, setting, f"not go with {words}", near)
 
 
+def divisors(number: int) -> list[int]:
+    """Return the divisors of `number`, rising."""
+    small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    large = [number // d for d in reversed(small) if d * d != number]
+    return small + large
+
+
 def require_divisor(key: str, value: int, whole_key: str, whole: int) -> None:
     """Refuse `value` of `key` where it does not divide `whole`, the value of `whole_key`."""
-    if whole % value:
-        near = closest(value, (d for d in range(1, whole + 1) if whole % d == 0))
-        require(False, f"{key}={value}", f"divide {whole_key}={whole}", near)
+    rule = f"{key}={value} must divide {whole_key}={whole}"
+    require_listed(value, divisors(whole), rule, ConfigError)
 
 
 def require_at_least(key: str, value: float, minimum: float) -> None:

@@ -337,7 +337,7 @@ class SpaceConfig:
         return values
 
     def _require_whole(self, key: str, value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, int):
+        if type(value) is not int:
             number = isinstance(value, float) and abs(value) < MAX_SIZE
             near = max(round(value), 1) if number else "null, which leaves it free"
             require(False, f"space.{key}={value}", "be a whole number or a list of them", near)

@@ -7,7 +7,7 @@ carry gradients to hardware parameters given as tensors.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -25,13 +25,13 @@ class HostMemory:
 
     kinds: tuple[str, ...]
     """Tensors of which a share may lie in host memory (`OFFLOADS`)."""
-    transfer: Tensor = field(metadata={"axes": "OQLC"})
+    transfer: Annotated[Tensor, "OQLC"]
     """Seconds of all activations of one micro-batch over the host link, one way."""
-    state: Tensor = field(metadata={"axes": "OLC"})
+    state: Annotated[Tensor, "OLC"]
     """Bytes of optimizer state, part of the table's `static`."""
-    state_transfer: Tensor = field(metadata={"axes": "OQLC"})
+    state_transfer: Annotated[Tensor, "OQLC"]
     """Seconds of that state over the host link, in and out at once."""
-    overlap: Tensor = field(metadata={"axes": "Q"})
+    overlap: Annotated[Tensor, "Q"]
     """Exponent of the overlap of transfers and computation."""
     fractions: Tensor | None = None
     """Shares of activations and of optimizer state in host memory, `(pp, 2)`; None: the least
@@ -48,57 +48,57 @@ class CostTable:
     Axes: O outer choices (numbers of micro-batches), L layers, C strategies, Y activation layouts,
     K stages in the order of layers, Q kinds of stage, P kinds of stage boundary, D devices in a
     row. Stage s lies on device `stage_device[s]`; without several stages a device K = D.
-    The axes of a field are its metadata: selections of outer choices or strategies read them.
+    The axes of a field stand next to its type: selections of outer choices or strategies read them.
     Seconds and bytes are float64.
     """
 
-    num_micro_batches: Tensor = field(metadata={"axes": "O"})
+    num_micro_batches: Annotated[Tensor, "O"]
     """Micro-batches of an iteration, integer."""
     choices: tuple[LayerStrategy, ...]
-    layout: Tensor = field(metadata={"axes": "C"})
+    layout: Annotated[Tensor, "C"]
     """Activation layout of every strategy, integer in [0, Y)."""
-    allowed: Tensor = field(metadata={"axes": "OC"})
+    allowed: Annotated[Tensor, "OC"]
     """Legal strategies, bool."""
-    stage_kind: Tensor = field(metadata={"axes": "K"})
+    stage_kind: Annotated[Tensor, "K"]
     """Kind of every stage, integer in [0, Q)."""
     boundary_kind: Tensor
     """Kind of the boundary between stages k and k + 1, integer in [0, P), shape `(K - 1,)`."""
-    fused_to_previous: Tensor = field(metadata={"axes": "L"})
+    fused_to_previous: Annotated[Tensor, "L"]
     """Layers that cannot begin a stage, bool."""
-    forward: Tensor = field(metadata={"axes": "OQLC"})
+    forward: Annotated[Tensor, "OQLC"]
     """Seconds of one micro-batch forward."""
-    backward: Tensor = field(metadata={"axes": "OQLC"})
+    backward: Annotated[Tensor, "OQLC"]
     """Seconds of one micro-batch backward."""
-    weight_gradient: Tensor = field(metadata={"axes": "OQLC"})
+    weight_gradient: Annotated[Tensor, "OQLC"]
     """Seconds of `backward` that only the optimizer waits for."""
-    sync: Tensor = field(metadata={"axes": "OQLC"})
+    sync: Annotated[Tensor, "OQLC"]
     """Seconds per iteration: exposed gradient synchronisation and optimizer."""
-    per_iteration: Tensor = field(metadata={"axes": "OLC"})
+    per_iteration: Annotated[Tensor, "OLC"]
     """Seconds per iteration that add to the total whatever the stage."""
-    static: Tensor = field(metadata={"axes": "OLC"})
+    static: Annotated[Tensor, "OLC"]
     """Bytes whatever is in flight."""
-    activation: Tensor = field(metadata={"axes": "OLC"})
+    activation: Annotated[Tensor, "OLC"]
     """Bytes per micro-batch in flight."""
-    for_weights: Tensor = field(metadata={"axes": "OLC"})
+    for_weights: Annotated[Tensor, "OLC"]
     """Bytes per micro-batch between the two passes of a split backward; part of `activation`."""
-    working: Tensor = field(metadata={"axes": "OLC"})
+    working: Annotated[Tensor, "OLC"]
     """Bytes while the layer is computed; a device needs its largest."""
-    reshard: Tensor = field(metadata={"axes": "OQLYY"})
+    reshard: Annotated[Tensor, "OQLYY"]
     """Seconds per micro-batch between neighbours of one stage, `(O, Q, L - 1, Y, Y)`."""
-    p2p: Tensor = field(metadata={"axes": "OPLYY"})
+    p2p: Annotated[Tensor, "OPLYY"]
     """Seconds per micro-batch across a stage boundary, both ways, `(O, P, L - 1, Y, Y)`."""
-    capacity: Tensor = field(metadata={"axes": "D"})
+    capacity: Annotated[Tensor, "D"]
     """Bytes that each device of the pipeline can give."""
-    in_flight: Tensor = field(metadata={"axes": "OK"})
+    in_flight: Annotated[Tensor, "OK"]
     """Micro-batches whose activations stage k holds at once."""
-    causes: dict[str, Tensor] = field(metadata={"axes": "OQUC"})
+    causes: Annotated[dict[str, Tensor], "OQUC"]
     """`forward + backward` and `sync` by cause, of the U distinct layers: whole tables of many layers
     would take as much memory as everything else."""
-    distinct: Tensor = field(metadata={"axes": "L"})
+    distinct: Annotated[Tensor, "L"]
     """Distinct layer of every layer, integer in [0, U)."""
     pipeline: PipelineModel = field(default_factory=PipelineModel)
     """How the seconds of the stages make an iteration."""
-    before: Tensor | None = field(default=None, metadata={"axes": "OLC"})
+    before: Annotated[Tensor | None, "OLC"] = None
     """Bytes per micro-batch before its backward: `activation` without the share of a split
     backward."""
     moments: Tensor | None = None
@@ -106,13 +106,13 @@ class CostTable:
     K)`."""
     cp: int = 1
     """Context-parallel degree."""
-    kind_allowed: Tensor | None = field(default=None, metadata={"axes": "QC"})
+    kind_allowed: Annotated[Tensor | None, "QC"] = None
     """Strategies that each kind of stage can run, bool; None: every kind runs all."""
     node_order: tuple[int, ...] = ()
     """Nodes along the pipeline; empty: in rank order."""
     order_name: str = ""
     """Label of the nodes' order; empty where all nodes are equal."""
-    host: HostMemory | None = field(default=None, metadata={"axes": "OQLC"})
+    host: Annotated[HostMemory | None, "OQLC"] = None
     """Shares of tensors that plans may keep in host memory; None where plans may not."""
     own: OwnTerms | None = None
     """Cost terms of the user's own; None: there are none."""
@@ -289,7 +289,7 @@ def _index_axis(
         return {name: _index_axis(part, axes, axis, index) for name, part in value.items()}
     changed = {}
     for item in fields(value):
-        own_axes = item.metadata.get("axes", "")
+        own_axes, *_ = getattr(item.type, "__metadata__", ("",))
         if axis in own_axes:
             changed[item.name] = _index_axis(getattr(value, item.name), own_axes, axis, index)
     return replace(value, **changed)

@@ -115,15 +115,11 @@ class PlacedSpace:
 
     def boundaries(self) -> list[BoundaryTopology | None]:
         """Return the link after every stage but the last; None: the next stage lies on the same device."""
-        pp = self.space.pp
-        if not self.folds:
-            return [self.arranged.boundary_topology(device, pp) for device in self.devices[:-1]]
         links: list[BoundaryTopology | None] = []
         for device, following in pairwise(self.devices):
-            if device == following:
-                links.append(None)
-            else:
-                links.append(self.arranged.boundary_topology(min(device, following), pp))
+            first = min(device, following) if self.folds else device
+            link = self.arranged.boundary_topology(first, self.space.pp)
+            links.append(None if self.folds and device == following else link)
         return links
 
 

@@ -197,25 +197,25 @@ def _staged_bound(table: CostTable, outer: int, space_kind: str) -> float:
         return 0.0
     count = float(costs.num_micro_batches)
     first = grid.stages.first
-    fill = _seconds_before(table.forward[outer], costs)[first]
+    fill = seconds_before(table.forward[outer], costs)[first]
     synced = grid.lower_bounds(time=count, sync=1.0) + fill
     # the weights' gradients of the device may come after its last backward, during the drain
     if find(table.pipeline.schedule).split:
         return grid.stages.least_maximum(synced)
-    fill_and_drain = _seconds_before(table.time[outer], costs)[first]
+    fill_and_drain = seconds_before(table.time[outer], costs)[first]
     crossed = grid.lower_bounds(time=count) + fill_and_drain
     return grid.stages.least_maximum(np.maximum(synced, crossed))
 
 
-def _seconds_before(passes: Tensor, costs: OuterCosts) -> Array:
+def seconds_before(passes: Tensor, costs: OuterCosts) -> Array:
     """Return the least seconds of a pass through all layers before each one, `(L + 1,)`.
 
     Args:
         passes: Seconds of the pass, `(Q, L, C)`, all strategies of the table.
     """
     chosen = passes.detach().numpy()[..., costs.choices]
-    layers = chosen.min(axis=(0, -1))
-    return prefix_sums(layers)
+    legal = np.where(costs.kind_allowed[:, None, :], chosen, np.inf)
+    return prefix_sums(legal.min(axis=(0, -1)))
 
 
 def lower_bound(costs: OuterCosts, space_kind: str, known: float = inf) -> float:

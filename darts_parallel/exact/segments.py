@@ -6,7 +6,7 @@ programmes over stages and boundaries (the linear partition problem, as PipeDrea
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -90,9 +90,7 @@ class StageSegments:
     def keep(self, kept: Bools) -> "StageSegments":
         """Select the segments `kept`, `(N,)`."""
         stage = self.stage[kept]
-        first = self.first[kept]
-        end = self.end[kept]
-        return StageSegments(self.num_stages, self.num_layers, stage, first, end)
+        return replace(self, stage=stage, first=self.first[kept], end=self.end[kept])
 
     def sums(self, values: Array, row: Index) -> Array:
         """Return sums over the layers of every segment.
@@ -135,12 +133,6 @@ class StageSegments:
         size = self.num_layers + 1
         return (stage * size + end) * size + first
 
-    @cached_property
-    def _by_first(self) -> Index:
-        """Return the segments in the order of stages and first layers."""
-        places = self.stage * (self.num_layers + 1) + self.first
-        return np.argsort(places, kind="stable")
-
     def before(self, values: Array, join: np.ufunc) -> Array:
         """Return the least sum (`np.add`) or maximum (`np.maximum`) of the first k stages on layers [0, j).
 
@@ -150,8 +142,10 @@ class StageSegments:
         Returns:
             Shape `(K + 1, L + 1, ...)`; infinite where there is no way.
         """
-        result = self._start(join, 0, 0, values.shape[1:])
-        for step in self._to_ends:
+        shape = (self.num_stages + 1, self.num_layers + 1, *values.shape[1:])
+        result = np.full(shape, np.inf)
+        result[0, 0] = -np.inf if join is np.maximum else 0.0
+        for step in self._steps:
             known = result[step.stage, self.first[step.rows]]
             reached = join(known, values[step.rows])
             best = np.minimum.reduceat(reached, step.groups, axis=0)
@@ -160,40 +154,27 @@ class StageSegments:
 
     def after(self, values: Array, join: np.ufunc) -> Array:
         """Return the least sum or maximum of stages from k on that hold layers [j, L); as `before`."""
-        order = self._by_first
-        end = self.end[order]
-        values = values[order]
-        result = self._start(join, self.num_stages, self.num_layers)
-        for step in reversed(self._to_firsts):
-            known = result[step.stage + 1, end[step.rows]]
-            reached = join(values[step.rows], known)
-            best = np.minimum.reduceat(reached, step.groups)
-            result[step.stage, step.layers] = best
-        return result
+        return self._mirrored.before(values[self._backwards], join)[::-1, ::-1]
 
     @cached_property
-    def _to_ends(self) -> "list[_StageStep]":
-        return self._steps(self.end)
+    def _backwards(self) -> Index:
+        """Return the segments in the falling order of stages and first layers."""
+        places = self.stage * (self.num_layers + 1) + self.first
+        return np.argsort(-places, kind="stable")
 
     @cached_property
-    def _to_firsts(self) -> "list[_StageStep]":
-        return self._steps(self.first[self._by_first])
+    def _mirrored(self) -> "StageSegments":
+        """Return the segments `_backwards`, with stages and layers counted from the last one."""
+        order = self._backwards
+        stage = self.num_stages - 1 - self.stage[order]
+        first = self.num_layers - self.end[order]
+        end = self.num_layers - self.first[order]
+        return replace(self, stage=stage, first=first, end=end)
 
-    def _start(
-        self,
-        join: np.ufunc,
-        stage: int,
-        layer: int,
-        more: tuple[int, ...] = (),
-    ) -> Array:
-        shape = (self.num_stages + 1, self.num_layers + 1)
-        result = np.full((*shape, *more), np.inf)
-        result[stage, layer] = -np.inf if join is np.maximum else 0.0
-        return result
-
-    def _steps(self, layers: Index) -> "list[_StageStep]":
-        """Return the segments of every stage in groups that meet at one layer."""
-        starts = _group_starts(self.stage * (self.num_layers + 1) + layers)
+    @cached_property
+    def _steps(self) -> "list[_StageStep]":
+        """Return the segments of every stage in groups that end at one layer."""
+        starts = _group_starts(self.stage * (self.num_layers + 1) + self.end)
         stages = np.arange(self.num_stages + 1)
         rows = np.searchsorted(self.stage, stages).tolist()
         places = np.searchsorted(starts, rows).tolist()
@@ -203,7 +184,7 @@ class StageSegments:
             if len(mine):
                 first = rows[stage]
                 some = slice(first, rows[stage + 1])
-                steps.append(_StageStep(stage, some, layers[mine], mine - first))
+                steps.append(_StageStep(stage, some, self.end[mine], mine - first))
         return steps
 
     def least_sum(self, values: Array) -> float:
@@ -286,7 +267,7 @@ class StageSegments:
 
 @dataclass(frozen=True)
 class _StageStep:
-    """Segments of one stage, sorted by the layer at which they meet the next or the previous stage."""
+    """Segments of one stage, sorted by the layer at which they meet the next stage."""
 
     stage: int
     rows: slice

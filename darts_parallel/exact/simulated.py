@@ -26,7 +26,7 @@ from darts_parallel.cost import (
     without_offloadable_memory,
 )
 from darts_parallel.exact._pareto import price_grid
-from darts_parallel.exact.bounds import rising_bounds
+from darts_parallel.exact.bounds import rising_bounds, seconds_before
 from darts_parallel.exact.enumeration import brute_force, number_of_plans
 from darts_parallel.exact.result import TableResult, Verification, unknown_costs
 from darts_parallel.plans import Plan
@@ -61,7 +61,7 @@ def packed_bound(table: CostTable, outer: int) -> float:
     budgets = np.concatenate([found for _, found in by_device])
     sizes = [len(found) for _, found in by_device]
     first_rows = np.cumsum([0, *sizes[:-1]])
-    waits = _seconds_before(table, costs, outer)
+    waits = _first_passes(table, costs, outer)
     expensive_first = np.argsort(-spent.min((0, -1)), kind="stable")
     best = 0.0
     for number in range(1, len(expensive_first) + 1):
@@ -75,14 +75,10 @@ def packed_bound(table: CostTable, outer: int) -> float:
     return (best + per_iteration) * (1 - BOUND_TOLERANCE)
 
 
-def _seconds_before(table: CostTable, costs: OuterCosts, outer: int) -> Array:
+def _first_passes(table: CostTable, costs: OuterCosts, outer: int) -> Array:
     """Return the least seconds before the first pass of every device, `(pp,)`."""
-    forward = table.forward[outer].detach().numpy()
-    legal = costs.kind_allowed[:, None, :]
-    forward = np.where(legal, forward[..., costs.choices], np.inf)
     # a device before this one holds a layer at least
-    least = forward.min((0, -1))
-    waits = prefix_sums(least)[: table.pp]
+    waits = seconds_before(table.forward[outer], costs)[: table.pp]
     if not table.pipeline.blocking:
         # p2p counts the messages both ways
         both_ways = costs.p2p.min((1, 2, 3), initial=np.inf)

@@ -239,7 +239,12 @@ class _Search:
         even = _even_seconds(self.tables, ranking.count)
         self.known = min(even * (1 + COST_TOLERANCE), ranking.ceiling)
         """Seconds that the wanted plans need at most."""
-        self.quick = dict(_quick_bounds(levels[0]))
+        self.quick: dict[tuple[int, int], _QuickBounds] = {}
+        """Quick bounds by table and outer choice."""
+        for number, table in enumerate(levels[0]):
+            if table.virtual_stages == 1:
+                for outer, quick in _quick_bounds(table):
+                    self.quick[number, outer] = quick
         self.effort = sum(len(quick.seconds) for quick in self.quick.values())
         self.too_large: list[_Entry] = []
         """Outer choices that stay unsolved; their even plans are ranked."""
@@ -341,15 +346,7 @@ class _QuickBounds:
     """Bounds that know no boundaries, `(B,)`; infinite where all devices together are too small."""
 
 
-def _quick_bounds(tables: Sequence[CostTable]) -> Iterator[tuple[tuple[int, int], _QuickBounds]]:
-    """Yield quick bounds by table and outer choice."""
-    for number, table in enumerate(tables):
-        if table.virtual_stages == 1:
-            for outer, bounds in _quick_bounds_of(table):
-                yield (number, outer), bounds
-
-
-def _quick_bounds_of(table: CostTable) -> Iterator[tuple[int, _QuickBounds]]:
+def _quick_bounds(table: CostTable) -> Iterator[tuple[int, _QuickBounds]]:
     """Yield quick bounds of a table by outer choice."""
     legal = table.allowed & table.runnable.all(0)
     outer, choice = torch.nonzero(legal, as_tuple=True)

@@ -60,7 +60,7 @@ class Figures(NamedTuple):
     static: Array
     before: Array
     """Bytes that a micro-batch holds before its backward pass."""
-    between: Array
+    for_weights: Array
     """Bytes that it holds between input and weight gradient."""
     working: Array
     reshard: Array
@@ -248,7 +248,7 @@ def price_stage(f, first, choices, stage, stages, once):
         weight += f.weight_gradient[kind, layer, choice]
         stages.sync[device] += f.sync[kind, layer, choice]
         before += f.before[layer, choice]
-        between += f.between[layer, choice]
+        between += f.for_weights[layer, choice]
         stages.room[device] -= f.static[layer, choice]
         largest = max(largest, f.working[layer, choice])
         once += f.per_iteration[layer, choice]

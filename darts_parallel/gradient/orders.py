@@ -36,27 +36,6 @@ SPLIT = {"F": (0,), "I": (1,), "W": (2,), "B": (1, 2)}
 """Kinds of the passes that a letter stands for, with split backward passes."""
 GAPS = (0.0, 0.5, 1.0)
 """Values of `Policy.gap` that the heuristic tries."""
-OF_LAYERS = (
-    "forward",
-    "backward",
-    "sync",
-    "per_iteration",
-    "static",
-    "before",
-    "working",
-    "reshard",
-    "p2p",
-)
-"""Costs of layers and between them that the kernel reads as the table has them."""
-OF_STAGES = (
-    "layout",
-    "fused_to_previous",
-    "capacity",
-    "stage_kind",
-    "boundary_kind",
-    "stage_device",
-)
-"""Facts of strategies and stages that the kernel reads as the table has them."""
 HALVINGS = 4
 """Rounds of successive halving; all rounds have as many moves together."""
 HEAT = 3e-3
@@ -121,11 +100,16 @@ class OrderProblem:
         next_backward = np.where(last, stages, number + stages + 1)
         # a forward pass waits for the stage before, a backward one for the stage after
         sources = np.concatenate([stages - 1, next_backward, number + stages])
-        arrays = self._layer_costs(split=split)
-        for name in OF_STAGES:
-            arrays[name] = contiguous(getattr(table, name))
-        arrays["legal"] = contiguous(self._legal())
-        arrays["sources"] = sources
+        arrays = {"legal": contiguous(self._legal()), "sources": sources}
+        for name in self.kernel.Figures._fields:
+            values = getattr(table, name, None)
+            if isinstance(values, Tensor):
+                # costs of layers have an axis of outer choices; facts of strategies and stages have none
+                own = values[self.outer] if values.dim() > 1 else values
+                arrays[name] = contiguous(own)
+        if not split:
+            for name in ("weight_gradient", "for_weights"):
+                arrays[name] = np.zeros_like(arrays[name])
         batches = int(table.num_micro_batches[self.outer])
         return self.kernel.Figures(
             **arrays,
@@ -133,21 +117,6 @@ class OrderProblem:
             blocking=table.pipeline.blocking,
             space=SPACES.index(self.space_kind),
         )
-
-    def _layer_costs(self, *, split: bool) -> dict[str, NDArray[Any]]:
-        """Return the costs of and between layers by the kernel's names."""
-        table = self.table
-        none = torch.zeros_like(table.static)
-        costs = {name: getattr(table, name) for name in OF_LAYERS}
-        costs["weight_gradient"] = torch.zeros_like(table.backward)
-        costs["between"] = none
-        if split:
-            costs["weight_gradient"] = table.weight_gradient
-            costs["between"] = table.for_weights
-        arrays = {}
-        for name, values in costs.items():
-            arrays[name] = contiguous(values[self.outer])
-        return arrays
 
     def _legal(self) -> Tensor:
         """Return whether a kind of stage runs a strategy, `(Q, C)`."""
@@ -243,7 +212,7 @@ class OrderProblem:
         stage = np.searchsorted(order.first, layers, side="right") - 1
         device = figures.stage_device[stage]
         legal = figures.legal[figures.stage_kind[stage]]
-        held = np.where(legal, figures.before + figures.between, np.inf)
+        held = np.where(legal, figures.before + figures.for_weights, np.inf)
         lightest = held.argmin(1)
         choices = order.choices.copy()
         lighter = replace(order, choices=choices)

@@ -39,12 +39,6 @@ class Asked:
     """Seconds of wall-clock by the key that gives them."""
     job: Problem | None = None
     """None where cost tables are all that is known."""
-    simulated: bool = False
-    """Whether a schedule prices the plans, and no closed form."""
-    schedules: Sequence[str] | None = None
-    """Schedules that the space names; None: all."""
-    blocks: tuple[bool, ...] | None = None
-    """Which layers are blocks, for a trainer whose other layers share a strategy; None: for any other."""
     proofs: dict[float, dict[str, Verification]] = field(default_factory=dict)
     """Answers of exact methods that were asked before the search, by share of memory left free."""
 
@@ -52,17 +46,11 @@ class Asked:
     def of(problem: Problem, tables: Sequence[CostTable] | None = None) -> "Asked":
         """Ask for a plan of a problem, over `tables` or else over the tables of its whole space."""
         config = problem.config
-        space = problem.config.space
         if tables is None:
             tables = [without_dominated(table) for table in build_tables(problem)]
-        blocks = None
-        if config.rules.whole_ends == "always":
-            blocks = tuple(layer.recomputable for layer in problem.model.layers)
         checks = config.verification
         limits = budgets(config.search, checks.max_seconds if checks.enabled else 0.0)
-        simulated = config.cost.pipeline == "simulated"
-        question = Asked(tables, space.kind, config.search, limits, problem)
-        return replace(question, simulated=simulated, schedules=space.schedules, blocks=blocks)
+        return Asked(tables, config.space.kind, config.search, limits, problem)
 
     def at(self, headroom: float) -> "Asked":
         """Return the question with another share of the memory left free; tables are shared."""
@@ -83,13 +71,19 @@ class Asked:
         assert self.job is not None
         return self.job
 
+    @property
+    def simulated(self) -> bool:
+        """Whether a schedule prices the plans, and no closed form."""
+        return self.job is not None and self.job.config.cost.pipeline == "simulated"
+
     def seconds(self, plan: Plan) -> float:
         """Return the seconds of a plan, whether or not it fits."""
         return float(hard_plan(plan, self.problem)[2].iteration_time[0])
 
     def price(self, plan: Plan) -> float:
         """Return the seconds of a plan by the job's own cost model; infinite where it has none."""
-        if self.schedules is not None and plan.schedule_name not in self.schedules:
+        schedules = self.problem.config.space.schedules
+        if schedules is not None and plan.schedule_name not in schedules:
             return float("inf")
         return float(hard_plan(plan, self.problem)[2].fitting_seconds[0])
 

@@ -187,12 +187,12 @@ def with_one_end(
     It is the fastest with one of the plan's own strategies at both ends, or the fastest of the
     others.
     """
-    if asked.blocks is None:
+    if asked.problem.config.rules.whole_ends != "always":
         return plan
     candidates = []
     for end in dict.fromkeys(plan.layers):
-        pairs = zip(asked.blocks, plan.layers, strict=True)
-        layers = tuple(layer if block else end for block, layer in pairs)
+        pairs = zip(asked.problem.model.layers, plan.layers, strict=True)
+        layers = tuple(own if layer.recomputable else end for layer, own in pairs)
         candidates.append(replace(plan, layers=layers))
     fitting = _within((*candidates, *others), asked)
     return min(fitting, key=asked.seconds, default=plan)

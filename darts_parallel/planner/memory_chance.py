@@ -18,11 +18,7 @@ from math import exp
 from statistics import NormalDist
 
 from darts_parallel.config import Config
-from darts_parallel.cost import (
-    CostTable,
-    evaluate,
-    kept_bytes,
-)
+from darts_parallel.cost import CostTable, evaluate, kept_bytes
 from darts_parallel.errors import InfeasibleError
 from darts_parallel.gradient import SearchResult, any_fits
 from darts_parallel.planner._session import CHECK_SECONDS, Asked, Session
@@ -32,6 +28,7 @@ from darts_parallel.planner.figure_posterior import posterior
 from darts_parallel.planner.methods import CHECKS, METHODS, run_phases
 from darts_parallel.planner.prediction_intervals import free_share, out_of_memory
 from darts_parallel.planner.result import CHOSEN, Planned, Rung
+from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem, worth
 
 SURE = 0.015
@@ -368,23 +365,20 @@ def ladder(planned: Planned) -> list[Rung]:
             rungs.append(fastest)
     if checks and chosen.chance > SURE:
         rungs += _safe_rungs(asked, chosen)
-    rungs += _simplest_rung(planned, chosen)
+    if not (asked.simulated or asked.problem.config.unsolved):
+        known = [answer.plan for answer in planned.answers if answer.plan is not None]
+        others = [plan for _, plan in result.alternatives]
+        rungs += _simplest_rung(asked, chosen, [*known, *others])
     limits = partial(worth, asked.problem.config.objective, asked.problem.cluster)
     kept = [rung for rung in rungs if rung is chosen or limits(rung.seconds)[1]]
     return sorted(kept, key=lambda rung: rung.seconds)
 
 
-def _simplest_rung(planned: Planned, chosen: Rung) -> list[Rung]:
+def _simplest_rung(asked: Asked, chosen: Rung, others: Sequence[Plan]) -> list[Rung]:
     """Return the plan that is easiest to run of the plans that the model cannot tell from the chosen one."""
-    asked = planned.asked
-    result = planned.result
-    if asked is None or result is None or asked.simulated or asked.problem.config.unsolved:
-        return []
     tight = asked.problem
     limit = chosen.seconds * exp(posterior(tight).difference)
-    known = [answer.plan for answer in planned.answers if answer.plan is not None]
-    others = [plan for _, plan in result.alternatives]
-    plan = simplest_within([chosen.plan, *known, *others], asked, limit)
+    plan = simplest_within([chosen.plan, *others], asked, limit)
     chance = out_of_memory(plan, tight)
     if effort(plan, asked) >= effort(chosen.plan, asked) or chance is None:
         return []

@@ -27,9 +27,7 @@ class Fields(NamedTuple):
     place: str = ""
     """Where the object stands in the file, for messages."""
 
-    def read(
-        self, key: str, kind: type, minimum: int | None = None, default: int | None = None
-    ) -> Any:
+    def read(self, key: str, kind: Any, minimum: int | None = None, default: Any = None) -> Any:
         """Read a field, checked.
 
         A missing field has the value `default`: older files lack the fields that have one.

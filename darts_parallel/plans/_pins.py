@@ -25,26 +25,17 @@ Pins = dict[str, tuple[int, ...]]
 """Values that the user allows, by key of `Combination`."""
 
 
-class Degrees(NamedTuple):
-    """Degrees whose product is the number of devices."""
-
-    pp: int
-    virtual_stages: int
-    tp: int
-    cp: int
-    dp: int
-
-
 class Combination(NamedTuple):
-    """Degrees, and a division of the global batch by them."""
+    """Degrees whose product is the number of devices, and a division of the global batch by them."""
 
     pp: int
     virtual_stages: int
     tp: int
     cp: int
     dp: int
-    num_micro_batches: int
-    micro_batch_size: int
+    num_micro_batches: int = 0
+    """0, as the next one: not known."""
+    micro_batch_size: int = 0
 
 
 def require_legal_pins(
@@ -153,18 +144,18 @@ def _nearest_nodes(model: Model, cluster: Cluster) -> str:
     return "node groups of equal numbers of GPUs"
 
 
-def _combinations(degrees: Sequence[Degrees], batch: int) -> Iterator[Combination]:
+def _combinations(degrees: Sequence[Combination], batch: int) -> Iterator[Combination]:
     """Yield every legal combination of the outer degrees, pins left aside."""
     for filling, count in product(degrees, divisors(batch)):
         size, rest = divmod(batch, filling.dp * count)
         whole_groups = filling.virtual_stages == 1 or count % filling.pp == 0
         if whole_groups and not rest:
-            yield Combination(*filling, count, size)
+            yield filling._replace(num_micro_batches=count, micro_batch_size=size)
 
 
 def _degrees(
     space: SpaceConfig, model: Model, cluster: Cluster, seq_len: int, tensor: Sequence[int]
-) -> Iterator[Degrees]:
+) -> Iterator[Combination]:
     """Yield degrees whose product is the device count."""
     contexts = [1]
     if space.pinned("cp") != (1,):
@@ -176,10 +167,10 @@ def _degrees(
             continue
         counts = [1] if one_chunk else virtual_stage_counts(space, model, pp)
         for virtual_stages in counts:
-            yield Degrees(pp, virtual_stages, tp, cp, dp)
+            yield Combination(pp, virtual_stages, tp, cp, dp)
 
 
-def _agrees(record: Degrees | Combination, pins: Pins, besides: str = "") -> bool:
+def _agrees(record: Combination, pins: Pins, besides: str = "") -> bool:
     """Return whether the fields of a record have pinned values, all but one key."""
     return all(getattr(record, key) in pins[key] for key in pins if key != besides)
 
@@ -206,11 +197,11 @@ def _show(values: tuple[int, ...]) -> str:
     return f"[{','.join(map(str, values))}]"
 
 
-def _nearest_batch(filling: Sequence[Degrees], batch: int, pins: Pins) -> int | None:
+def _nearest_batch(filling: Sequence[Combination], batch: int, pins: Pins) -> int | None:
     """Return the closest global batch size that the pins allow; None where no batch helps."""
-    counts = pins.get("num_micro_batches", (0,))
-    sizes = pins.get("micro_batch_size", (0,))
-    of_degrees = {key: pins[key] for key in pins if key in Degrees._fields}
+    of_degrees = dict(pins)
+    counts = of_degrees.pop("num_micro_batches", (0,))
+    sizes = of_degrees.pop("micro_batch_size", (0,))
     nearest = []
     for degrees, count, size in product(filling, counts, sizes):
         group = degrees.pp if degrees.virtual_stages > 1 else 1

@@ -1,10 +1,10 @@
 """Degrees that a problem admits before any value is pinned."""
 
 from collections.abc import Sequence
-from math import isqrt
 from typing import NamedTuple
 
 from darts_parallel.config import MAMBA, SpaceConfig
+from darts_parallel.config import divisors as divisors
 from darts_parallel.errors import ConfigError, closest
 from darts_parallel.problem import Cluster, MeasuredTimes, Model, tensor_divided
 
@@ -22,13 +22,6 @@ class TensorDegrees(NamedTuple):
     tried: list[int]
     left_out: list[int]
     """Wider ones, which a search tries only with a pin."""
-
-
-def divisors(number: int) -> list[int]:
-    """Return the divisors of `number`, rising."""
-    small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
-    large = [number // d for d in reversed(small) if d * d != number]
-    return small + large
 
 
 def legal_pipeline_degrees(model: Model, cluster: Cluster) -> list[int]:

@@ -11,7 +11,7 @@ from darts_parallel.config import (
     as_yaml,
     read_trainer,
 )
-from darts_parallel.errors import PlanError, UnsupportedError, closest
+from darts_parallel.errors import PlanError, UnsupportedError, closest, require_listed
 from darts_parallel.plans._expert_degrees import check_experts
 from darts_parallel.plans._fields import Fields
 from darts_parallel.plans.degrees import (
@@ -99,16 +99,14 @@ def check_plan(
     Fields(vars(plan)).read("num_micro_batches", int, 1)
     if plan.virtual_stages > 1:
         _check_chunks(plan)
-    if devices % plan.pp:
-        near = closest(plan.pp, divisors(devices))
-        raise PlanError(f"plan: pp={plan.pp} must divide the {devices} GPUs; try {near}.")
+    rule = f"plan: pp={plan.pp} must divide the {devices} GPUs"
+    require_listed(plan.pp, divisors(devices), rule, PlanError)
+    rule = (
+        f"plan: cp={plan.cp} must divide the {devices} GPUs and, twice where attention is causal, "
+        f"training.seq_len={training.seq_len}"
+    )
     contexts = context_degrees(model, devices, training.seq_len)
-    if plan.cp not in contexts:
-        near = closest(plan.cp, contexts)
-        raise PlanError(
-            f"plan: cp={plan.cp} must divide the {devices} GPUs and, twice where attention is causal, "
-            f"training.seq_len={training.seq_len}; try {near}."
-        )
+    require_listed(plan.cp, contexts, rule, PlanError)
     _check_placement(plan, cluster)
     for first in plan.boundaries[1:-1]:
         if layers[first].fused_to_previous:
@@ -175,18 +173,17 @@ def _check_strategy(
             f"plan: {name} has {degrees(strategy, plan.cp)} = {ranks}, but a stage has {size} GPUs; "
             f"try dp={max(size // (strategy.tp * plan.cp), 1)}."
         )
-    if strategy.shard_size and copies % strategy.shard_size:
-        near = closest(strategy.shard_size, divisors(copies))
-        raise PlanError(
+    if strategy.shard_size:
+        rule = (
             f"plan: {name} has shard_size={strategy.shard_size}, which must divide its "
-            f"{copies} data-parallel ranks; try {near}."
+            f"{copies} data-parallel ranks"
         )
-    if strategy.tp not in tensor:
-        near = closest(strategy.tp, tensor)
-        raise PlanError(
-            f"plan: {name} has tp={strategy.tp}, which must divide the heads, the KV heads and the GPUs "
-            f"of a node (or consist of whole nodes); try {near}."
-        )
+        require_listed(strategy.shard_size, divisors(copies), rule, PlanError)
+    rule = (
+        f"plan: {name} has tp={strategy.tp}, which must divide the heads, the KV heads and the GPUs "
+        "of a node (or consist of whole nodes)"
+    )
+    require_listed(strategy.tp, tensor, rule, PlanError)
     step = strategy.dp * plan.num_micro_batches
     if batch % step:
         near = f"training.global_batch_size={step * max(round(batch / step), 1)}"

@@ -6,8 +6,8 @@ from itertools import pairwise
 from numbers import Integral
 from typing import Any, NamedTuple
 
-from darts_parallel.config import COMM_BITS, LOSSLESS, OFFLOADS, RECOMPUTE
-from darts_parallel.errors import PlanError, closest
+from darts_parallel.config import COMM_BITS, LOSSLESS, OFFLOADS, RECOMPUTE, divisors
+from darts_parallel.errors import PlanError, require_listed
 from darts_parallel.plans._fields import (
     Fields,
     node_order_of,
@@ -27,19 +27,10 @@ from darts_parallel.schedules import (
 )
 
 SCHEMA = "darts-parallel/plan/1"
-LAYER_FIELDS: dict[str, tuple[type, int | None, int | None]] = {
-    "tp": (int, 1, None),
-    "dp": (int, 1, None),
-    "zero_stage": (int, 0, None),
-    "recompute": (str, None, None),
-    "sequence_parallel": (bool, None, None),
-    "shard_size": (int, 0, 0),
-    "ep": (int, 1, 1),
-    "etp": (int, 1, 1),
-    "tp_comm_bits": (int, None, 16),
-    "grad_comm_bits": (int, None, 16),
-}
-"""Fields of a strategy in a plan file: type, minimum, and the default where older files lack it."""
+REQUIRED = ("tp", "dp", "zero_stage", "recompute", "sequence_parallel")
+"""Fields of a strategy that every plan file has; older files lack the others."""
+DEGREES = ("tp", "dp", "ep", "etp")
+"""Fields of a strategy that are at least 1."""
 LAYER_VALUES: dict[str, tuple[int | str, ...]] = {
     "zero_stage": (0, 1, 2, 3),
     "recompute": RECOMPUTE,
@@ -146,12 +137,11 @@ class Plan:
             object.__setattr__(self, name, tuple(getattr(self, name)))  # lists have no hash
         _settle_integers(self)
         self._check_boundaries()
-        if self.virtual_stages < 1 or self.num_chunks % self.virtual_stages:
-            legal = [v for v in range(1, self.num_chunks + 1) if self.num_chunks % v == 0]
-            raise PlanError(
-                f"plan: virtual_stages={self.virtual_stages} must divide the {self.num_chunks} "
-                f"chunks that stages lists; try {closest(self.virtual_stages, legal)}."
-            )
+        rule = (
+            f"plan: virtual_stages={self.virtual_stages} must divide the {self.num_chunks} "
+            "chunks that stages lists"
+        )
+        require_listed(self.virtual_stages, divisors(self.num_chunks), rule, PlanError)
         if self.offload and len(self.offload) != self.pp:
             raise PlanError(
                 f"plan: it offloads on {len(self.offload)} devices of the pipeline, which must be all "
@@ -401,10 +391,9 @@ def _schedule(fields: Fields) -> str | None:
 
 
 def _check_schedule(name: str, plan: Plan) -> None:
-    searched = name.startswith(f"{SEARCHED}:")
-    if not searched and name not in NAMES:
-        near = closest(name, NAMES)
-        raise PlanError(f"plan: schedule={name!r} must be one of {', '.join(NAMES)}; try {near}.")
+    if not name.startswith(f"{SEARCHED}:"):
+        listed = f"plan: schedule={name!r} must be one of {', '.join(NAMES)}"
+        require_listed(name, NAMES, listed, PlanError)
     rule = find(name)
     if isinstance(rule, Searched):
         if sentence := rule.refusal(plan.pp, plan.num_chunks, plan.num_micro_batches):
@@ -454,12 +443,14 @@ def read_strategy(layer: dict[str, Any], place: str) -> LayerStrategy:
     """
     fields = Fields(layer, place)
     values = {}
-    for key, (kind, least, default) in LAYER_FIELDS.items():
-        values[key] = fields.read(key, kind, least, default)
+    for key, own in LayerStrategy.__dataclass_fields__.items():
+        least = None if key in LAYER_VALUES else int(key in DEGREES)
+        default = None if key in REQUIRED else own.default
+        values[key] = fields.read(key, own.type, least, default)
     for key, legal in LAYER_VALUES.items():
         value = values[key]
-        if value not in legal:
-            listed = ", ".join(map(str, legal))
-            near = closest(value, legal)
-            raise PlanError(f"plan: {place}{key}={value} must be one of {listed}; try {near}.")
+        listed = ", ".join(map(str, legal))
+        require_listed(
+            value, legal, f"plan: {place}{key}={value} must be one of {listed}", PlanError
+        )
     return LayerStrategy(**values)

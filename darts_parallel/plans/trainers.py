@@ -10,40 +10,6 @@ from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem import Model, Software
 from darts_parallel.schedules import NAMES, SEARCHED, usual_schedule
 
-MODEL_FACTS = (
-    "tie_embeddings",
-    "num_encoder_layers",
-    "mtp_num_layers",
-    "learned_positions",
-    "multi_latent_attention",
-    "moe_expert_capacity_factor",
-)
-"""Fields of `ModelConfig` that the rules of `conf/trainer/` may name."""
-TRAINING_FACTS = (
-    "sequence_packing_scheduler",
-    "optimizer",
-    "lora_rank",
-    "frozen_bits",
-    "attention_kernel",
-    "tp_comm_overlap",
-    "compiled",
-    "loss",
-    "cuda_graphs",
-    "overlap_moe_expert_parallel_comm",
-)
-"""Fields of `TrainingConfig` that the rules may name."""
-STRATEGY_FACTS = (
-    "dp",
-    "tp",
-    "ep",
-    "etp",
-    "zero_stage",
-    "grad_comm_bits",
-    "recompute",
-    "sequence_parallel",
-)
-"""Fields of `LayerStrategy` that the rules may name."""
-
 
 def trainer_schedules(trainer: Trainer) -> tuple[str, ...]:
     """Return the pipeline schedules that a trainer runs."""
@@ -55,13 +21,13 @@ def job_facts(
 ) -> dict[str, Any]:
     """Return the settings of a job that the rules of `conf/trainer/` may name.
 
+    These are the keys of its model and its training, and some that follow from them.
+
     Args:
         offloaded: Given share of the optimizer's state in host memory.
     """
     config = model.config
-    job = {key: getattr(config, key) for key in MODEL_FACTS}
-    for key in TRAINING_FACTS:
-        job[key] = getattr(training, key)
+    job = vars(config) | vars(training)
     job["gradient_bits"] = software.gradient_bits
     job["num_experts"] = (config.num_experts or 0) if model.has_experts else 0
     pattern = config.hybrid_override_pattern or ""
@@ -89,7 +55,7 @@ def facts(
         expert_copies = copies * strategy.tp // (strategy.ep * strategy.etp)
     shards = strategy.shard_size
     sharded = (shards or copies) if strategy.zero_stage else 1
-    own = {key: getattr(strategy, key) for key in STRATEGY_FACTS}
+    own = dict(vars(strategy))
     own["uneven_heads"] = job["windowed_heads"] % (strategy.tp * cp)
     own["copies"] = max(copies, expert_copies)
     own["shard_size"] = 0 if not strategy.zero_stage or shards == copies else shards

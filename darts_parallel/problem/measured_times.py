@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from darts_parallel.errors import ConfigError, closest
+from darts_parallel.errors import ConfigError, closest, require_listed
 
 FORWARD_FILE = "layer_forward_seconds.csv"
 MULTIPLIER_FILE = "micro_batch_multipliers.csv"
@@ -72,11 +72,8 @@ class Profiles:
         gpus = {g for m, g, _ in layers if m == model}
         gpu = matching_name(f"gpu of model {model}", gpu, gpus, self.path)
         degrees = sorted(degree for m, g, degree in layers if (m, g) == (model, gpu))
-        if tp not in degrees:
-            near = closest(tp, degrees)
-            raise ConfigError(
-                f"{self.path}: tp={tp} of model {model} on {gpu} must be measured; try {near}."
-            )
+        rule = f"{self.path}: tp={tp} of model {model} on {gpu} must be measured"
+        require_listed(tp, degrees, rule, ConfigError)
         return layers[model, gpu, tp]
 
     def multiplier(self, model: str, gpu: str, kind: str, micro_batch_size: int) -> float:

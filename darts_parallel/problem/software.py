@@ -21,7 +21,7 @@ from darts_parallel.config import (
     read_yaml,
     require,
 )
-from darts_parallel.errors import ConfigError, closest
+from darts_parallel.errors import ConfigError, require_listed
 
 ANY = "any"
 """Key of an offset for devices on which the framework has no runs."""
@@ -181,11 +181,8 @@ def read_software(name: str | None, own: Mapping[str, Any] | None = None) -> Sof
     if own:
         return _software(name, dict(own))
     names = group_names("software")
-    if name not in names:
-        near = closest(name, names)
-        raise ConfigError(
-            f"training.software={name} must be null or one of {', '.join(names)}; try {near}."
-        )
+    rule = f"training.software={name} must be null or one of {', '.join(names)}"
+    require_listed(name, names, rule, ConfigError)
     return _shipped(name)
 
 

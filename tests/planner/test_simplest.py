@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from darts_parallel import evaluate, load_problem, plan
+from darts_parallel.config import Config, Trainer
 from darts_parallel.cost.table import build_tables
 from darts_parallel.planner._session import Asked
 from darts_parallel.planner._simplest import (
@@ -87,13 +88,15 @@ def test_recomputed_layers_come_first_in_a_stage_at_equal_cost() -> None:
     assert counts[0] == counts[1]
 
 
-def test_ends_share_the_fastest_strategy_where_a_trainer_wants_one() -> None:
+def test_ends_share_the_fastest_strategy_where_a_trainer_wants_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     problem = load_problem(JOB)
     asked = Asked.of(problem, tables=())
     narrow, wide, slow = LayerStrategy(1, 4), LayerStrategy(2, 2), LayerStrategy(1, 4, 3, "full")
     mixed = Plan(4, (0, 3, 7), (narrow, narrow, wide, slow, wide, narrow, wide))
     assert with_one_end(mixed, [], asked) is mixed
-    asked = replace(asked, blocks=tuple(layer.recomputable for layer in problem.model.layers))
+    monkeypatch.setattr(Config, "rules", Trainer(whole_ends="always"))
     same = [
         replace(mixed, layers=(end, *mixed.layers[1:5], end, end)) for end in (narrow, wide, slow)
     ]
