@@ -7,6 +7,12 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config import RECOMPUTE
+from darts_parallel.cost.activations import (
+    activation_bytes,
+    between_passes,
+    key_value_bytes,
+    weight_gradient_bytes,
+)
 from darts_parallel.cost.collectives import all_reduce, wire_bytes
 from darts_parallel.cost.compute import (
     BACKWARD_FACTOR,
@@ -18,16 +24,7 @@ from darts_parallel.cost.compute import (
     unread_seconds,
     weight_cast_seconds,
 )
-from darts_parallel.cost.memory import (
-    KeptTensors,
-    activation_bytes,
-    between_passes,
-    gathered_bytes,
-    key_value_bytes,
-    parameters_per_rank,
-    static_bytes,
-    weight_gradient_bytes,
-)
+from darts_parallel.cost.memory import gathered_bytes, parameters_per_rank, static_bytes
 from darts_parallel.cost.sharding import (
     ShardGroup,
     accumulation_seconds,
@@ -176,7 +173,6 @@ def _stored_bytes(
     """Return the bytes of a layer on one device by the fields of `LayerCosts`, each `(O, C)`."""
     choices = stage.choices
     zero = choices.zero_stage
-    width = stage.width
     by_recomputation = _activations(stage, layer, added)
     whole = by_recomputation["none"]
     saved = torch.stack([by_recomputation[kind] for kind in RECOMPUTE])
@@ -196,15 +192,13 @@ def _stored_bytes(
         freed = (zero == 3) & stage.software.narrow_copies_freed
         static = static + torch.where(freed, 0.0, copies)
         working = working + torch.where(freed, copies, 0.0)
-    needed = weight_gradient_bytes(
-        layer, choices.tokens, choices.tp, choices.sequence_shards, width
-    )
+    needed = weight_gradient_bytes(stage, layer)
     for own in added.values():
         needed = needed + own.kept
         working = working + own.working
     if choices.cp > 1:
         # two parts of the sequence's keys and values: one in use, one in transfer
-        working = working + 2.0 * key_value_bytes(layer, choices.tokens, choices.tp, width)
+        working = working + 2.0 * key_value_bytes(stage, layer)
     needed = stage.device.activation_factor * needed
     factor = stage.device.state_factor
     # the step begins when backward has freed what was kept
@@ -428,7 +422,7 @@ def _key_seconds(stage: StageContext, layer: LayerSpec, core: Tensor) -> tuple[T
     if choices.cp == 1 or not layer.cores:
         none = torch.zeros_like(core)
         return none, none
-    whole = choices.cp * key_value_bytes(layer, choices.tokens, choices.tp, stage.width)
+    whole = choices.cp * key_value_bytes(stage, layer)
     gather = context_gather(stage, whole)
     exponent = stage.device.overlap_exponent
     return exposed(core, gather, exponent), exposed(BACKWARD_FACTOR * core, 2.0 * gather, exponent)
@@ -439,11 +433,7 @@ def _activations(
 ) -> dict[str, Tensor]:
     """Return the bytes that the layer keeps for backward, by recomputation."""
     factor = stage.device.activation_factor
-    choices = stage.choices
-    training = stage.training
-    kept = KeptTensors(stage.width, tuple(training.recompute_modules), stage.software)
-    shards = choices.sequence_shards
-    stored = activation_bytes(layer, choices.tokens, training.seq_len, choices.tp, shards, kept)
+    stored = activation_bytes(stage, layer)
     for own in added.values():
         stored["none"] = stored["none"] + own.kept
         stored["selective"] = stored["selective"] + own.kept - own.dropped

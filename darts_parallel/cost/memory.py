@@ -1,7 +1,6 @@
-"""Bytes of a layer on one device: state by ZeRO stage, activations by recomputation.
+"""Bytes of a layer's state on one device, by ZeRO stage.
 
-State: ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054), section 3. Activations: Korthikanti et al.
-2022 (arXiv 2205.05198), equations 1-6; the terms of a layer stand in `model.py`.
+ZeRO: Rajbhandari et al. 2020 (arXiv 1910.02054), section 3.
 """
 
 from collections.abc import Sequence
@@ -19,10 +18,6 @@ from darts_parallel.problem import (
     Software,
     StageTopology,
 )
-
-OUTPUT_SPLITS = ("column", "vocabulary")
-"""Splits of products whose output features are divided over tensor-parallel ranks."""
-
 
 MOMENTS = {
     "adam": 8.0,
@@ -102,149 +97,6 @@ def gathered_bytes(parameters: Tensor, zero_stage: Tensor, state: StateBytes) ->
     """Return full parameters (ZeRO-3) and gradients (ZeRO-2, 3) that exist while a layer is computed."""
     gradient = torch.where(zero_stage >= 2, state.gradient, 0.0)
     return parameters * (gradient + torch.where(zero_stage == 3, state.parameter, 0.0))
-
-
-def key_value_bytes(
-    layer: LayerSpec,
-    tokens: Tensor,
-    tp: Tensor,
-    width: int,
-) -> Tensor:
-    """Return the bytes of keys and values of `tokens` tokens on one rank, shape of `tokens * tp`."""
-    features = sum(2 * core.kv_heads * core.head_dim for core in layer.cores)
-    return width * features * tokens / tp
-
-
-def weight_gradient_bytes(
-    layer: LayerSpec,
-    tokens: Tensor,
-    tp: Tensor,
-    sequence_shards: Tensor,
-    width: int,
-) -> Tensor:
-    """Return the bytes of a micro-batch from which gradients of weights are computed, without terms.
-
-    These are inputs of the products and gradients of their outputs: `32 s b h` bytes of a GPT block
-    (Qi et al. 2023, arXiv 2401.10241, table 1), whatever was kept for the gradient of the input.
-
-    Args:
-        layer, tokens, tp, sequence_shards, width: As in `activation_bytes`.
-
-    Returns:
-        Shape `(O, C)`.
-    """
-    features = torch.zeros_like(tp + sequence_shards)
-    for gemm in layer.trained:
-        input_shards = tp if gemm.split == "row" else sequence_shards
-        output_shards = tp if gemm.split in OUTPUT_SPLITS else sequence_shards
-        inputs = gemm.in_features / input_shards
-        outputs = gemm.out_features / output_shards
-        features = features + inputs + outputs
-    return width * tokens * features
-
-
-def between_passes(
-    layer: LayerSpec,
-    needed: Tensor,
-    whole: Tensor,
-    activation: Tensor,
-) -> Tensor:
-    """Return the bytes of a micro-batch between the gradient of its input and the gradient of the weights.
-
-    Recomputed tensors exist again, as far as products of weights need them. A block that keeps more
-    for the gradient of the input counts in full.
-
-    Args:
-        needed: Bytes from which the gradients of the weights are computed, shape `(O, C)`.
-        whole: Bytes kept for backward without recomputation, `(O, C)`.
-        activation: Bytes kept under the recomputation of each strategy, `(O, C)`.
-    """
-    if not layer.recomputable:
-        return layer.share_for_weights * activation
-    if layer.frozen:
-        return activation
-    return torch.maximum(activation, torch.minimum(needed, whole))
-
-
-@dataclass(frozen=True)
-class KeptTensors:
-    """The tensors that a job keeps for backward."""
-
-    width: int
-    """Bytes of one element; the specification of layers counts 2."""
-    modules: tuple[str, ...] = ("core_attn",)
-    """Modules that selective recomputation computes again."""
-    software: Software = COMMON
-    """The framework, which may keep more than others."""
-
-
-def activation_bytes(
-    layer: LayerSpec,
-    tokens: Tensor,
-    seq_len: int,
-    tp: Tensor,
-    sequence_shards: Tensor,
-    kept: KeptTensors,
-) -> dict[str, Tensor]:
-    """Return the bytes that a layer keeps for backward per micro-batch in flight, by recomputation.
-
-    Args:
-        tokens: Tokens of a micro-batch on one rank, shape `(O, C)`.
-        tp, sequence_shards: Degrees of the two regions, shape `(C,)`.
-
-    Returns:
-        `none`, `selective` and `full`, each of shape `(O, C)`. Recomputation leaves layers that are
-        not blocks as they are.
-    """
-    linear = _linear_bytes(layer, tp, sequence_shards, kept.software)
-    gate = _gate_bytes(layer, tp, kept.software)
-    linear = linear + gate
-    scores = layer.score_bytes * seq_len / tp
-    scale = tokens * (kept.width / 2.0)
-    whole = scale * (linear + scores)
-    if not layer.recomputable:
-        return {"none": whole, "selective": whole, "full": whole}
-    dropped = torch.zeros_like(scores)
-    if "core_attn" in kept.modules:
-        dropped = scores
-    if "mlp" in kept.modules:
-        dropped = dropped + gate
-    for part in layer.parts:
-        if part.module in kept.modules:
-            dropped = dropped + part.replicated_activation_bytes / sequence_shards
-            dropped = dropped + part.sharded_activation_bytes / tp
-    selective = scale * (linear + (scores - dropped))
-    shards = tp if kept.software.partitioned_checkpoints else sequence_shards
-    full = tokens * kept.width * layer.output_elements / shards
-    return {"none": whole, "selective": selective, "full": full}
-
-
-def _linear_bytes(
-    layer: LayerSpec,
-    tp: Tensor,
-    sequence_shards: Tensor,
-    software: Software,
-) -> Tensor:
-    """Return the bytes per token whose number does not depend on the sequence's length, `(C,)`."""
-    replicated = layer.replicated_activation_bytes / sequence_shards
-    linear = replicated + layer.sharded_activation_bytes / tp
-    if layer.kind == "loss":
-        linear = linear * (software.loss_bytes / COMMON.loss_bytes)
-    if software.gathered_inputs:
-        inputs = sum(gemm.in_features for gemm in layer.gemms if gemm.split in OUTPUT_SPLITS)
-        linear = linear + 2.0 * inputs * (1.0 - 1.0 / sequence_shards)
-    return linear
-
-
-def _gate_bytes(layer: LayerSpec, tp: Tensor, software: Software) -> Tensor:
-    """Return the bytes per token of gates of MLPs, where the framework keeps them, `(C,)`."""
-    total = torch.zeros_like(tp)
-    if software.gate_kept:
-        for part in layer.parts:
-            if part.module == "mlp":
-                gated, projection = part.gemms
-                total = total + 2.0 * (gated.out_features - projection.in_features) / tp
-    return total
 
 
 def capacities(cluster: Cluster, stages: Sequence[StageTopology], margin: float) -> Tensor:

@@ -195,7 +195,7 @@ class LayerSpec:
     """Kept for backward per token, divided by `tp`."""
     share_for_weights: float = 1.0
     """Share of the bytes kept for backward that weights' gradients need after the input's; blocks
-    have theirs from their products (`cost/memory.py`)."""
+    have theirs from their products (`cost/activations.py`)."""
     score_bytes: float = 0.0
     """Kept per token and key position by unfused attention, divided by `tp` (the 5as term)."""
     tp_collectives: int = 0

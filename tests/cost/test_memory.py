@@ -1,5 +1,6 @@
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,16 +8,9 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config.model import ModelConfig
+from darts_parallel.cost.activations import activation_bytes, between_passes
 from darts_parallel.cost.evaluation import evaluate
-from darts_parallel.cost.memory import (
-    KeptTensors,
-    StateBytes,
-    activation_bytes,
-    between_passes,
-    gathered_bytes,
-    state_bytes,
-    static_bytes,
-)
+from darts_parallel.cost.memory import StateBytes, gathered_bytes, state_bytes, static_bytes
 from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.problem.layer_spec import LayerSpec
 from darts_parallel.problem.model import Model
@@ -36,16 +30,20 @@ def _block(fused: bool) -> LayerSpec:
     return Model(_config(), fused).layers[1]
 
 
+def _stage(tokens: Tensor, tp: Tensor, shards: Tensor, **habits: Any) -> Any:
+    """What activations read of a stage: 16-bit numbers, and attention recomputed selectively."""
+    choices = SimpleNamespace(tokens=tokens, tp=tp, sequence_shards=shards)
+    training = SimpleNamespace(seq_len=S, recompute_modules=["core_attn"])
+    software = Software(**habits)
+    return SimpleNamespace(choices=choices, training=training, software=software, width=2)
+
+
 def _bytes(fused: bool, tp: int, sequence_parallel: bool) -> dict[str, float]:
     tokens = torch.tensor([[float(S * B)]], dtype=torch.float64)
     degree = torch.tensor([float(tp)], dtype=torch.float64)
     shards = degree if sequence_parallel else torch.ones_like(degree)
-    return {
-        k: float(v)
-        for k, v in activation_bytes(
-            _block(fused), tokens, S, degree, shards, KeptTensors(2)
-        ).items()
-    }
+    stored = activation_bytes(_stage(tokens, degree, shards), _block(fused))
+    return {kind: float(size) for kind, size in stored.items()}
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
@@ -67,9 +65,8 @@ def test_frameworks_keep_gathered_inputs_gates_and_float32_logits_and_need_room_
     _, block, head, loss = Model(config, True).layers
 
     def more(layer: LayerSpec, sequence_shards: Tensor = tp, **habits: Any) -> float:
-        kept = partial(activation_bytes, layer, one, S, tp, sequence_shards)
-        usual = kept(KeptTensors(2))["none"]
-        changed = kept(KeptTensors(2, software=Software(**habits)))["none"]
+        usual = activation_bytes(_stage(one, tp, sequence_shards), layer)["none"]
+        changed = activation_bytes(_stage(one, tp, sequence_shards, **habits), layer)["none"]
         return float(changed - usual)
 
     assert (
@@ -79,9 +76,8 @@ def test_frameworks_keep_gathered_inputs_gates_and_float32_logits_and_need_room_
     )
     assert more(block, torch.ones(1), gathered_inputs=True) == 0
     assert more(block, gate_kept=True) == 2 * ffn / 4
-    divided = KeptTensors(2, software=Software(partitioned_checkpoints=True))
-    inputs = activation_bytes(block, one, S, tp, torch.ones(1), divided)["full"]
-    assert inputs == 2 * H / 4
+    divided = _stage(one, tp, torch.ones(1), partitioned_checkpoints=True)
+    assert activation_bytes(divided, block)["full"] == 2 * H / 4
     assert more(loss, loss_bytes=10) == 4 * vocab / 4
     bytes_of = partial(
         static_bytes, one, 2 * one, state=state_bytes("bf16", "adam", Software(step_bytes=12))
