@@ -239,11 +239,11 @@ class PlansAtLengths:
         weights = weights_between(every, self.prices.strategies.knots)
         return weights[0]
 
-    def fitting(self, cp: int, tokens: float) -> "list[PlanAtLengths]":
-        """Return the plans whose memory holds so many tokens of a rank."""
+    def fits(self, cp: int, tokens: float) -> list[bool]:
+        """Return whether the memory of each plan holds so many tokens of a rank."""
         needed = self.memory(cp, tokens)
-        fits = np.all(needed <= self.prices.limit, 1)
-        return [self.plans[place] for place in np.flatnonzero(fits)]
+        fitting: list[bool] = np.all(needed <= self.prices.limit, 1).tolist()
+        return fitting
 
     def least_seconds(self, tokens: float) -> Floats:
         """Return seconds of every draw that no packing on these ranks beats, `(V, D)`.
@@ -331,13 +331,6 @@ class PlanAtLengths:
     def alone(self) -> PlansAtLengths:
         """The plan by itself."""
         return PlansAtLengths(self.prices, [self.number])
-
-    def no_slower(self, other: "PlanAtLengths", cp: int) -> bool:
-        """Return whether no pass takes longer than that of another plan with the same prices."""
-        seconds = self.prices.at(cp)
-        own = seconds[self.number]
-        others = seconds[other.number]
-        return bool((own <= others).all())
 
     def seconds(
         self,

@@ -322,13 +322,9 @@ class _PackingSearch:
         """
         best = None
         for packing in packings:
-            compared: list[PlanAtLengths] = []
             for bound, own in self._candidates(plans, packing):
                 if bound >= limit:
                     break
-                if any(other.no_slower(own, packing.cp) for other in compared):
-                    continue
-                compared.append(own)
                 seconds = float(self._seconds(own, packing, FEW, limit).mean())
                 if seconds < limit:
                     best = _Tried(seconds, plans, own, packing)
@@ -340,10 +336,12 @@ class _PackingSearch:
     ) -> list[tuple[float, PlanAtLengths]]:
         """Return the plans that a packing fits, with bounds of their seconds, the lowest first."""
         tokens = packing.tokens(self.draws.longest_length)
-        fitting = plans.fitting(packing.cp, tokens)
-        bounds = _bounds(plans, tokens)
-        rows = [(float(bounds[plans.numbers.index(own.number)]), own) for own in fitting]
-        rows = [row for row in rows if self._runs(row[1], packing)]
+        bounds = _bounds(plans, tokens).tolist()
+        fits = plans.fits(packing.cp, tokens)
+        rows = []
+        for bound, own, fitting in zip(bounds, plans.plans, fits, strict=True):
+            if fitting and self._runs(own, packing):
+                rows.append((bound, own))
         return sorted(rows, key=itemgetter(0))
 
     def _refined(self, tried: _Tried) -> _Tried:
