@@ -16,7 +16,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from darts_parallel.config._imported import OWN_FILE, Imported
-from darts_parallel.config._model_shapes import Fields, HeadShape, NotModelled, ShapeReader
+from darts_parallel.config._model_shapes import (
+    HUGGING_FACE,
+    Fields,
+    HeadShape,
+    NotModelled,
+    ShapeReader,
+)
 from darts_parallel.config.model import MAX_SIZE
 from darts_parallel.errors import ConfigError, UnsupportedError
 
@@ -24,26 +30,12 @@ SEQUENCE = 256
 """Tokens of the forward pass that counts matrix products."""
 SCANNED = 32
 """Tokens of that pass for models with state spaces, which scan token by token."""
-OTHER_NAMES = {"kimi_k2": "deepseek_v3"}
-"""Model types of published files that `transformers` knows by another name."""
-USUAL_TYPES = ("llama", "qwen3_moe", "glm4_moe", "deepseek_v3")
-"""Types that a file of an unknown type is compared with: dense, and with experts."""
 MOST_LAYERS = 1024
 """Layers of `ModelConfig`."""
 FileValues = dict[str, Any]
 """A parsed `config.json`."""
 _LAYERS = re.compile("(num_|n_)?(hidden_|encoder_|decoder_)?layers?")
-TOP_K = (
-    "num_experts_per_tok",
-    "num_experts_per_token",
-    "moe_k",
-    "moe_topk",
-    "top_k_experts",
-    "moe_top_k",
-)
-EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 _WINDOWED = re.compile("sliding|local")
-WINDOWS = ("sliding_window", "local_attention", "window_size")
 
 
 def describe(values: FileValues, place: str, name: str) -> Imported:
@@ -73,7 +65,7 @@ def describe(values: FileValues, place: str, name: str) -> Imported:
 def _configuration(values: FileValues, place: str) -> Any:
     """Return the configuration of the whole model."""
     kind = str(values.get("model_type"))
-    kind = OTHER_NAMES.get(kind, kind)
+    kind = HUGGING_FACE["other_types"].get(kind, kind)
     if kind not in transformers.CONFIG_MAPPING:
         remote = f"the file's own code{' (auto_map)' if 'auto_map' in values else ''} is not run"
         near = f"a copy with model_type={_closest_type(values)} if its blocks are like that"
@@ -136,7 +128,7 @@ def _closest_type(values: FileValues) -> str:
     def known(kind: str) -> int:
         return len(transformers.AutoConfig.for_model(kind).to_dict().keys() & values.keys())
 
-    return max(USUAL_TYPES, key=known)
+    return str(max(HUGGING_FACE["usual_types"], key=known))
 
 
 def _require_few_layers(values: FileValues, place: str) -> None:
@@ -316,8 +308,8 @@ def _said(config: Any, found: Fields, model: Any) -> Fields:
     dropped = any(isinstance(rate, float) and rate > 0 for rate in rates)
     causal = "MaskedLM" not in type(model).__name__
     said: Fields = {"causal": causal, "dropout": dropped}
-    epsilons = [getattr(config, key, None) for key in EPSILONS]
-    said["norm_epsilon"] = next((float(value) for value in epsilons if value), None)
+    epsilon = _value_of(config, "norm_epsilon")
+    said["norm_epsilon"] = epsilon and float(epsilon)
     if not found["learned_positions"]:
         longest = None
         rotary = getattr(config, "rope_parameters", None) or {}
@@ -353,14 +345,17 @@ def _routing(config: Any, num_experts: int, model: Any) -> Fields:
 
 
 def _top_k(config: Any) -> int | None:
-    """Return the experts that a token is sent to, by the first known name; the same in every layer."""
-    for key in TOP_K:
-        value = getattr(config, key, None)
-        if isinstance(value, list) and len(set(value)) == 1:
-            value = value[0]
-        if isinstance(value, int):
-            return value
-    return None
+    """Return the experts that a token is sent to, the same in every layer; None where layers differ."""
+    value = _value_of(config, "moe_router_topk")
+    if isinstance(value, list) and len(set(value)) == 1:
+        value = value[0]
+    return value if isinstance(value, int) else None
+
+
+def _value_of(config: Any, key: str) -> Any:
+    """Return a configuration's value under the first name that it has for a key; None without any."""
+    values = (getattr(config, name, None) for name in HUGGING_FACE["keys"][key])
+    return next(filter(None, values), None)
 
 
 def _windows(config: Any, layers: int, causal: bool) -> Fields:
@@ -368,11 +363,11 @@ def _windows(config: Any, layers: int, causal: bool) -> Fields:
 
     Without a causal mask `transformers` gives the tokens on each side, without the query.
     """
-    size = next(filter(None, (getattr(config, key, None) for key in WINDOWS)), None)
+    size = _value_of(config, "sliding_window")
     if not isinstance(size, int) or getattr(config, "use_sliding_window", True) is False:
         return {}
-    kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
-    flags = [int(bool(_WINDOWED.search(kind))) for kind in kinds or ["sliding"] * layers]
+    kinds = _value_of(config, "sliding_window_pattern") or ["sliding"] * layers
+    flags = [int(bool(_WINDOWED.search(kind))) for kind in kinds]
     if not any(flags) or len(flags) != layers:
         return {}
     return {

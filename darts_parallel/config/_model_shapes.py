@@ -10,11 +10,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from darts_parallel.config.model import ATTENTION, EXPERTS, MAMBA, MLP
+from darts_parallel.config.model import ATTENTION, EXPERTS, LATENT_SIZES, MAMBA, MLP
+from darts_parallel.config.trainer import read_yaml
 
 Fields = dict[str, Any]
 _ATTENTION = re.compile(r"Att(entio)?n", re.IGNORECASE)
@@ -23,16 +25,8 @@ _GATE = re.compile(r"[._](gate|g)_proj$")
 _DOWN = re.compile("down|output|^w2$")
 DELTA_CHUNK = 64
 """Tokens of a chunk of a gated delta net, as transformers and flash-linear-attention have it."""
-FORMS = {
-    "use_parallel_residual": False,
-    "parallel_attn": False,
-    "embedding_multiplier": 1.0,
-    "residual_multiplier": 1.0,
-    "logits_scaling": 1.0,
-}
-"""Keys that say a form of blocks, with the value of the usual form."""
-_HEAD_SIZES = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size", "dim_head")
-_LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+HUGGING_FACE: dict[str, Any] = read_yaml(Path(__file__).with_name("huggingface.yaml"))
+"""Names in Hugging Face's configurations."""
 
 
 class NotModelled(Exception):  # noqa: N818
@@ -308,7 +302,7 @@ class ShapeReader:
     def _head_size(self, root: nn.Module, out: MetaPart) -> int:
         """Return the size of a head that an attention or a part of it names, or an even share."""
         for module in root.modules():
-            for key in _HEAD_SIZES:
+            for key in HUGGING_FACE["head_sizes"]:
                 size = getattr(module, key, None)
                 if isinstance(size, int):
                     return size
@@ -317,7 +311,8 @@ class ShapeReader:
 
     def _latent(self, parts: Parts, out: MetaPart) -> None:
         """Read multi-head latent attention, and the indexer that picks the keys it attends to."""
-        sizes: Fields = {key: getattr(self.config, key, None) for key in _LATENT}
+        keys = ("q_lora_rank", *LATENT_SIZES)
+        sizes: Fields = {key: getattr(self.config, key, None) for key in keys}
         heads = out.inputs // sizes["v_head_dim"]
         self._set(out, multi_latent_attention=True, num_heads=heads, qkv_bias=False, **sizes)
         indexer = {p.name: p for p in parts if "indexer" in p.path and p.out}
@@ -361,15 +356,16 @@ class ShapeReader:
         self._set(mixer, mamba_delta_rule=True, mamba_chunk_size=DELTA_CHUNK)
         if "f_a_proj" in parts:  # Kimi's decay is a product of low rank, and all heads are alike
             self._set(mixer, mamba_gate_rank=parts["f_a_proj"].out)
-            heads = module.num_heads
-            size = module.head_dim
-            out = parts["o_proj"]
-            self._set(mixer, mamba_num_heads=heads, mamba_head_dim=size)
-            self._set(mixer, mamba_num_groups=heads, mamba_state_dim=size)
+            groups = heads = module.num_heads
+            state = size = module.head_dim
         else:
-            out = parts.get("out_proj") or parts["o_proj"]
-            self._set(mixer, mamba_num_heads=module.num_v_heads, mamba_head_dim=module.head_v_dim)
-            self._set(mixer, mamba_num_groups=module.num_k_heads, mamba_state_dim=module.head_k_dim)
+            heads = module.num_v_heads
+            size = module.head_v_dim
+            groups = module.num_k_heads
+            state = module.head_k_dim
+        self._set(mixer, mamba_num_heads=heads, mamba_head_dim=size)
+        self._set(mixer, mamba_num_groups=groups, mamba_state_dim=state)
+        out = parts.get("out_proj") or parts["o_proj"]
         self._set(mixer, mamba_conv_kernel=kernel, mamba_bias=out.bias)
 
     def _mlp(self, parts: Parts) -> tuple[bool, int]:
@@ -508,7 +504,8 @@ class ShapeReader:
 
     def _structure(self, blocks: int) -> None:
         """Name the form of the blocks that no price depends on."""
-        forms = [k for k, usual in FORMS.items() if getattr(self.config, k, usual) != usual]
+        usual_forms = HUGGING_FACE["forms"].items()
+        forms = [k for k, usual in usual_forms if getattr(self.config, k, usual) != usual]
         # in ModernBERT one norm of the first block stands elsewhere
         forms += [own for own in sorted({*self.forms}) if self.forms.count(own) >= blocks]
         self.fields["structure"] = " and ".join(forms) or None

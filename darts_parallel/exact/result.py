@@ -17,17 +17,6 @@ TOO_LARGE = "not proven: too many possible stages at"
 """Begins the note that names pipeline configurations that exact methods left out."""
 LATE = "; its time limit ended the search of the others"
 """Ends the same note where the clock ended the proof, too."""
-SAVED = (
-    "iteration_time_s",
-    "gap",
-    "seconds",
-    "plans_evaluated",
-    "proven",
-    "space",
-    "lower_bound_s",
-    "note",
-)
-"""Fields of a `Verification` in `plan.json`."""
 USEFUL_SLACK = 0.05
 """Relative distance of a plan from a lower bound above which the bound is not useful: good schedules of one
 problem differ by less."""
@@ -173,7 +162,8 @@ class Verification:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry in `plan.json`."""
-        entry = {name: getattr(self, name) for name in SAVED}
+        entry = dict(vars(self))
+        del entry["name"], entry["plan"]
         for name in ("iteration_time_s", "gap", "lower_bound_s"):
             entry[name] = entry[name] if isfinite(entry[name]) else None
         return entry

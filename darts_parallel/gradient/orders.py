@@ -50,6 +50,7 @@ LAYER_SHARE = 0.15
 class Order:
     """A pass order, the stages of its plan, and the seconds of an iteration."""
 
+    problem: "OrderProblem"
     words: Indices
     """Symbols of the passes of every device, `(P, N)` (`_order_kernel`)."""
     lengths: Indices
@@ -162,7 +163,7 @@ class OrderProblem:
         words = np.zeros(shape, dtype=np.int64)
         for word, symbols in zip(words, rows, strict=True):
             word[: len(symbols)] = symbols
-        return self.timed(Order(words, lengths, first, choices, split))
+        return self.timed(Order(self, words, lengths, first, choices, split))
 
     def starts(self, plan: HardPlans) -> list[Order]:
         """Return the orders of all rules of the placement that fit, and the heuristic's."""
@@ -239,7 +240,7 @@ class OrderProblem:
     def heuristic(self, first: Indices, choices: Indices) -> list[Order]:
         """Return the orders of `_order_kernel.dispatch` under all its policies that can run."""
         none = np.zeros((0, 0), dtype=np.int64)
-        unordered = Order(none, none, first, choices, True)
+        unordered = Order(self, none, none, first, choices, True)
         stages, _ = self.stages(unordered)
         found = []
         for values in product(range(3), GAPS, (False, True)):
@@ -266,7 +267,7 @@ class OrderProblem:
         figures = self.figures[order.split]
         of_order = (figures, words, order.lengths, first, choices, current, trial)
         found = self.kernel.anneal(*of_order, moves, HEAT, LAYER_SHARE, state)
-        return Order(words, order.lengths, first, choices, order.split, float(found))
+        return Order(self, words, order.lengths, first, choices, order.split, float(found))
 
     def code(self, order: Order) -> str:
         """Return the code of an order (`schedules.Searched`)."""
@@ -302,14 +303,6 @@ STALE = 3
 """Searches of free orders in a row, each with the next seed, that end the search if none gains."""
 
 
-@dataclass(frozen=True)
-class FoundOrder:
-    """An order and its problem."""
-
-    problem: OrderProblem
-    order: Order
-
-
 @dataclass
 class OrderSearch:
     """Search pass orders, and layers of their stages, where the tables of a pool leave the order free."""
@@ -322,7 +315,7 @@ class OrderSearch:
     seed: int
     bounds: Sequence[Tensor]
     """Lower bounds of the seconds of the pool's tables under any order, `(O,)` each."""
-    found: list[FoundOrder] = field(default_factory=list, init=False)
+    found: list[Order] = field(default_factory=list, init=False)
     """The best orders, fastest first."""
     settled: bool = field(default=False, init=False)
     """Whether every start of the last run ended at the same seconds from different orders."""
@@ -354,12 +347,12 @@ class OrderSearch:
         while self._goes_on() and stale < STALE:
             seed += 1
             other = replace(self, seed=seed)
-            before = self.found[0].order.seconds
+            before = self.found[0].seconds
             try:
                 other.run(self.config.order_passes)
             finally:
                 self._keep_best([*self.found, *other.found])
-            gained = self.found[0].order.seconds < before * (1.0 - GAIN_TOLERANCE)
+            gained = self.found[0].seconds < before * (1.0 - GAIN_TOLERANCE)
             stale = 0 if gained else stale + 1
 
     def _goes_on(self) -> bool:
@@ -383,7 +376,7 @@ class OrderSearch:
         for entry in self._bases():
             problem = self._problem(entry)
             orders = problem.starts(entry.plan)
-            self._add(problem, orders[:1])
+            self._add(orders[:1])
             if orders:
                 begun.append((problem, orders))
         begun = sorted(begun, key=lambda start: start[1][0].seconds)[:ANNEALED]
@@ -413,7 +406,7 @@ class OrderSearch:
     def _may_win(self, entry: PricedPlan) -> bool:
         """Return whether some order of an entry's configuration may be faster than the best plan."""
         number, outer = entry.outer
-        least = min([self.pool.best_time, *(found.order.seconds for found in self.found)])
+        least = min([self.pool.best_time, *(found.seconds for found in self.found)])
         return float(self.bounds[number][outer]) < least * (1.0 - GAIN_TOLERANCE)
 
     def _is_priced(self, entry: PricedPlan) -> bool:
@@ -439,7 +432,7 @@ class OrderSearch:
             moves = max(passes // (HALVINGS * len(left) * problem.work), 1)
             improved = [problem.annealed(order, moves, self.state) for order in left]
             left = sorted(improved, key=by_seconds)
-            self._add(problem, left[:2])
+            self._add(left[:2])
             best = left[0].seconds
             alike = left[len(left) // 2 - 1].seconds
             gained = best < started * (1.0 - GAIN_TOLERANCE)
@@ -458,30 +451,28 @@ class OrderSearch:
             place = int(random.geometric(0.5)) - 1
             chosen = self.found[min(place, len(self.found) - 1)]
             moves = passes // ROUNDS // chosen.problem.work
-            improved = chosen.problem.annealed(chosen.order, moves, self.state)
-            self._add(chosen.problem, [improved])
+            improved = chosen.problem.annealed(chosen, moves, self.state)
+            self._add([improved])
 
-    def _add(self, problem: OrderProblem, orders: list[Order]) -> None:
+    def _add(self, orders: list[Order]) -> None:
         """Keep the best orders, each time once."""
-        known = {found.order.seconds for found in self.found}
-        for order in orders:
-            if order.seconds not in known:
-                self.found.append(FoundOrder(problem, order))
-        self._keep_best(self.found)
+        known = {found.seconds for found in self.found}
+        new = [order for order in orders if order.seconds not in known]
+        self._keep_best(self.found + new)
 
-    def _keep_best(self, found: list[FoundOrder]) -> None:
+    def _keep_best(self, found: list[Order]) -> None:
         """Keep the fastest of some orders."""
-        self.found = sorted(found, key=lambda own: own.order.seconds)[:KEPT]
+        self.found = sorted(found, key=by_seconds)[:KEPT]
 
     def keep(self) -> None:
         """Add the best order's plan of every table to the pool, with a table of that order."""
         best = {found.problem.number: found for found in reversed(self.found)}
         for found in best.values():
             problem = found.problem
-            code = problem.code(found.order)
+            code = problem.code(found)
             self.pool.tables.append(problem.table.with_order(problem.outer, code))
             number = len(self.pool.tables) - 1
             outer = torch.zeros(1, dtype=torch.long)
-            choices = torch.from_numpy(found.order.choices)[None]
-            first = torch.from_numpy(found.order.first[:-1])[None]
+            choices = torch.from_numpy(found.choices)[None]
+            first = torch.from_numpy(found.first[:-1])[None]
             self.pool.add(number, HardPlans(outer, choices, first))

@@ -1,6 +1,7 @@
 """Whether a plan belongs to a problem: layers, devices, heads, batch, rare parts of models."""
 
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 
 from darts_parallel.config import (
     LOSSLESS,
@@ -10,6 +11,7 @@ from darts_parallel.config import (
     TrainingConfig,
     as_yaml,
     read_trainer,
+    read_yaml,
 )
 from darts_parallel.errors import PlanError, UnsupportedError, closest, require_listed
 from darts_parallel.plans._expert_degrees import check_experts
@@ -23,32 +25,7 @@ from darts_parallel.plans.degrees import (
 from darts_parallel.plans.strategy import LayerStrategy, Plan, degrees, read_strategy
 from darts_parallel.problem import Cluster, LayerSpec, MeasuredTimes, Model, Problem
 
-PARTS = {
-    "inputs": "custom blocks (model.inputs)",
-    "hybrid_override_pattern": "layers of different kinds",
-    "mamba_dt_rank": "Mamba-1 layers",
-    "mamba_delta_rule": "gated delta nets",
-    "mamba_short_conv": "gated short convolutions",
-    "mamba_shares_norm": "Mamba and attention side by side",
-    "sliding_window": "windowed attention",
-    "mtp_num_layers": "multi-token prediction",
-    "block_norms": "another number of norms in a block",
-    "structure": "blocks of another form",
-    "norm_scale": "norms without weights",
-    "qk_norm_whole": "norms over all heads of queries and keys",
-    "attention_gate_size": "a gate on attention's output",
-    "activation_parameters": "trained activation functions",
-    "embedding_norm": "a norm behind the embedding",
-    "window_kv_heads": "other key-value heads in windowed blocks",
-    "window_head_dim": "heads of another size in windowed blocks",
-    "shared_key_values": "keys that are values, too",
-    "v_head_dim": "values narrower than keys",
-    "attention_sinks": "a learned logit in every head's softmax",
-    "indexer_num_heads": "sparse attention with an indexer",
-    "mlp_bias": "biases in the MLP that differ from attention's",
-    "position_offset": "positions that do not begin at 0",
-    "attention_output_bias": "a bias after attention that differs from the others",
-}
+PARTS: dict[str, str] = read_yaml(Path(__file__).with_suffix(".yaml"))
 """Parts of models in words, by key of the model."""
 
 

@@ -74,7 +74,6 @@ def rank_ranges(ranks: Sequence[int]) -> str:
 
 
 TERM_WORDS = {
-    "compute": "compute",
     "recompute": "recomputation",
     "tensor_parallel": "tensor-parallel",
     "context_parallel": "context-parallel",
@@ -82,7 +81,6 @@ TERM_WORDS = {
     "p2p_and_resharding": "p2p, resharding",
     "pipeline_bubble": "bubble",
     "gradient_sync": "gradient sync",
-    "optimizer": "optimizer",
     "tied_embedding_sync": "tied-embedding sync",
 }
 

@@ -212,7 +212,7 @@ def test_annealing_finds_the_best_of_all_orders(
         )
         lengths = np.full(pp, len(each[0][0]))
         every = (
-            problem.timed(Order(np.array(rows), lengths, first, choices, split))
+            problem.timed(Order(problem, np.array(rows), lengths, first, choices, split))
             for rows in product(*each)
         )
         best = min(order.seconds for order in every)
@@ -342,7 +342,7 @@ class Untimed(OrderSearch):
 
     late = False
 
-    def _add(self, problem: OrderProblem, orders: list[Order]) -> None:
+    def _add(self, orders: list[Order]) -> None:
         pass
 
 
