@@ -103,9 +103,11 @@ def reduce_scatter(
 ) -> Tensor:
     """Return the seconds to reduce-scatter, or to all-gather, a tensor over a group.
 
-    Args: size: Bytes of the full tensor, shape broadcastable to `(..., C)`. intra: Link inside a
-        node, per GPU unless shared. inter: Link between nodes, per node. messages: Share of the
-        latencies that the tensor pays; tensors of one bucket share a message.
+    Args:
+        size: Bytes of the full tensor, shape broadcastable to `(..., C)`.
+        intra: Link inside a node, per GPU unless shared.
+        inter: Link between nodes, per node.
+        messages: Share of the latencies that the tensor pays; tensors of one bucket share a message.
 
     Returns:
         Seconds, shape of `size`.
@@ -145,8 +147,10 @@ def all_to_all(
 ) -> Tensor:
     """Return the seconds of an all-to-all, whose messages inside and between nodes travel at once.
 
-    Args: inside: Bytes that a rank sends to other ranks of its node, shape broadcastable to `(...,
-        C)`. across: Bytes that a rank sends to other nodes. intra, inter: As in `reduce_scatter`.
+    Args:
+        inside: Bytes that a rank sends to other ranks of its node, broadcastable to `(..., C)`.
+        across: Bytes that a rank sends to other nodes.
+        intra, inter: As in `reduce_scatter`.
         share: Share of the links' bandwidth that all-to-alls reach.
     """
     sharing: Tensor | float = group.gpus if intra.shared else 1.0

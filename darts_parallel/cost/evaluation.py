@@ -233,9 +233,10 @@ def held_at_most(table: CostTable, plan: HardPlans) -> tuple[Tensor, Tensor]:
 def evaluate_batch(table: CostTable, plans: HardPlans, *, linear: bool = False) -> BatchCost:
     """Price hard plans, vectorised.
 
-    Args: plans: B plans. Where they may offload they do so by the given shares, or by the least
-        that fit. linear: Whether seconds have second derivatives: simulated ones are then sums
-        along a longest path, and `pipeline_end` is not known.
+    Args:
+        plans: B plans. Plans that may offload do so by the given shares, or by the least that fit.
+        linear: Whether seconds have second derivatives. Simulated ones are then sums along a longest
+            path, and `pipeline_end` is not known.
     """
     reading = table_reading(table, plans)
     stage_seconds = reading.stage_seconds

@@ -156,8 +156,9 @@ def even_starts(table: CostTable, *, ends_apart: bool = False) -> Tensor:
 def even_uniform_plans(table: CostTable, *, ends_apart: bool = False) -> HardPlans:
     """Return every outer choice with every strategy for all layers, stages as even as possible.
 
-    Args: ends_apart: Even without the first and the last unit, which come on top, as trainers cut
-        blocks.
+    Args:
+        ends_apart: Even without the first and the last unit, which come on top, as trainers cut
+            blocks.
     """
     starts = even_starts(table, ends_apart=ends_apart)
     outer, choice = torch.nonzero(table.allowed, as_tuple=True)

@@ -96,8 +96,8 @@ class LayerCosts:
 def layer_costs(stage: StageContext, layer: LayerSpec, *, counts_table: bool) -> LayerCosts:
     """Price `layer` on a stage.
 
-    Args: counts_table: False where the layer's vocabulary table is another layer's on the same
-        device.
+    Args:
+        counts_table: False where another layer on the same device has the vocabulary table.
     """
     if layer.half_of is not None:
         whole, other = layer.half_of
@@ -269,8 +269,8 @@ def _share(mine: Tensor, rest: Tensor, both: Tensor) -> Tensor:
 def shard_groups(stage: StageContext, layer: LayerSpec, *, counts_table: bool) -> list[ShardGroup]:
     """Return the parameters of `layer` on a rank: one group, and a group for each term with its own replicas.
 
-    Args: counts_table: False where the layer's vocabulary table is another layer's on the same
-        device.
+    Args:
+        counts_table: False where another layer on the same device has the vocabulary table.
     """
     spec = layer if counts_table else replace(layer, vocabulary_parameters=0)
     parameters = parameters_per_rank(spec, stage.model.config.vocab_size, stage.choices.tp)

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from darts_parallel.config import CostConfig
-from darts_parallel.cost.choices import float_tensor
-from darts_parallel.schedules import CLOSED_FORM, SEARCHED, find, full_name, usual_schedule
+from darts_parallel.schedules import CLOSED_FORM, SEARCHED, full_name, usual_schedule
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,9 @@ class PipelineModel:
     ) -> "PipelineModel":
         """Return the model that the user chose.
 
-        Args: schedule: Of the plan; None takes `config.schedule`, or `interleaved` for several
-            stages a device.
+        Args:
+            schedule: Of the plan; None takes `config.schedule`, or `interleaved` for several stages
+                a device.
         """
         usual = usual_schedule(virtual_stages)
         name = full_name(schedule or (config.schedule if virtual_stages == 1 else usual))
@@ -82,15 +82,3 @@ def by_device(values: Tensor, devices: Tensor, pp: int) -> Tensor:
 def summed(values: Tensor, places: Tensor, count: int) -> Tensor:
     """Return values `(B, N)` added up by their place, shape `(B, count)`."""
     return values.new_zeros(len(values), count).scatter_add(1, places, values)
-
-
-def in_flight(
-    pp: int,
-    num_micro_batches: Tensor,
-    schedule: str = CLOSED_FORM,
-    chunks: int = 1,
-) -> Tensor:
-    """Return micro-batches whose activations every stage holds, shape `(O, K)` (`Schedule.in_flight`)."""
-    counts = num_micro_batches.tolist()
-    rows = [find(schedule).in_flight(pp, count, chunks) for count in counts]
-    return float_tensor(rows)

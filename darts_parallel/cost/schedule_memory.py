@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from darts_parallel.cost.pipeline import in_flight
+from darts_parallel.cost.choices import float_tensor
 from darts_parallel.schedules import Schedule, Searched, find
 
 Moments = Sequence[Sequence[tuple[float, float]]]
@@ -53,13 +53,13 @@ def schedule_memory(
         for_weights: Bytes of a micro-batch between the parts of its backward, `(O, L, C)`.
     """
     schedule = find(name)
-    flying = in_flight(pp, num_micro_batches, name, chunks)
+    counts = num_micro_batches.tolist()
+    flying = float_tensor([schedule.in_flight(pp, count, chunks) for count in counts])
     if isinstance(schedule, Searched):
         rows = [torch.from_numpy(device).double() for device in schedule.moments()]
         return ScheduleMemory(flying, before, before, pad_sequence(rows, batch_first=True))
     if not schedule.split:
         return ScheduleMemory(flying, before, before)
-    counts = num_micro_batches.tolist()
     activation = before.clone()
     lighter = _layers_where(before > for_weights)
     if len(lighter):

@@ -95,8 +95,10 @@ def device_ends(
 
     Differentiable once; the gradient counts the passes of a critical path.
 
-    Args: passes: Of B plans with S stages, a multiple of `pp`. pp: Devices. num_micro_batches: The
-        same for all plans.
+    Args:
+        passes: Of B plans with S stages, a multiple of `pp`.
+        pp: Devices.
+        num_micro_batches: The same for all plans.
 
     Returns:
         Shape `(B, pp)`.
@@ -354,8 +356,9 @@ class PathMemory:
         Args:
             passes, sync, counts, model: As in `simulated_seconds`, of the same B plans at every call.
 
-        Returns: Seconds, and the part of them that is synchronisation, each `(B,)`; exact in steps
-            that simulate.
+        Returns:
+            Seconds, and the part of them that is synchronisation, each `(B,)`. They are exact in
+            steps that simulate.
         """
         if self.steps % self.every == 0:
             newest = Criticalities.of(passes, sync, counts, model)

@@ -128,8 +128,10 @@ def build_tables(
 ) -> list[CostTable]:
     """Build one table for each space; spaces with equal stages share the pricing of layers.
 
-    Args: spaces: None: all that the problem allows. clusters: Of the spaces, where they differ from
-        the problem's, in the counts of node groups at most.
+    Args:
+        spaces: None: all that the problem allows.
+        clusters: Of the spaces, where they differ from the problem's cluster: in the counts of node
+            groups at most.
     """
     whole = spaces is None
     spaces = outer_spaces(problem) if spaces is None else spaces

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from darts_parallel.cost.choices import float_tensor
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch, pass_seconds
 from darts_parallel.cost.hard_plans import even_uniform_plans
-from darts_parallel.cost.pipeline import in_flight
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.exact.enumeration import brute_force
@@ -77,7 +77,7 @@ def test_random_chunks_take_the_seconds_of_an_event_queue_and_synchronise_togeth
     ("pp", "v", "m"), [(2, 2, 2), (4, 2, 8), (4, 3, 16), (4, 2, 4), (8, 2, 32)]
 )
 def test_stages_in_flight_are_those_of_the_schedule_at_its_peak(pp: int, v: int, m: int) -> None:
-    held = in_flight(pp, torch.tensor([m]), "interleaved", v)[0]
+    held = float_tensor(find("interleaved").in_flight(pp, m, v))
     for device, order in enumerate(find("interleaved").orders(pp, m, v)):
         now, peak = 0, 0
         first: list[int] = []

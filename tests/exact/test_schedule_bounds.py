@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from darts_parallel.cost.choices import float_tensor
 from darts_parallel.cost.cost_table import CostTable
-from darts_parallel.cost.pipeline import PipelineModel, in_flight
+from darts_parallel.cost.pipeline import PipelineModel
 from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.simulated import packed_bound, simulated_lower_bound
+from darts_parallel.schedules import find
 from tests.support.random_tables import random_table
 
 CHUNKS = {
@@ -26,7 +28,7 @@ CHUNKS = {
 def simulated(schedule: str, seed: int, tightness: float, count: int = 4) -> CostTable:
     """Return a random table of two devices under a schedule."""
     chunks = CHUNKS[schedule]
-    counts = torch.tensor([count])
+    flying = find(schedule).in_flight(2, count, chunks)
     table = random_table(
         seed, pp=2 * chunks, num_layers=6, num_choices=2, num_outer=1, tightness=tightness
     )
@@ -34,8 +36,8 @@ def simulated(schedule: str, seed: int, tightness: float, count: int = 4) -> Cos
         table,
         pipeline=PipelineModel(True, schedule, blocking=bool(seed % 2)),
         capacity=table.capacity[:2] * chunks,
-        in_flight=in_flight(2, counts, schedule, chunks),
-        num_micro_batches=counts,
+        in_flight=float_tensor([flying]),
+        num_micro_batches=torch.tensor([count]),
     )
     # stages of a device are of one kind
     return replace(table, stage_kind=table.stage_kind[:2][table.stage_device])

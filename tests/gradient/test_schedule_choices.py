@@ -7,8 +7,9 @@ import torch
 
 from darts_parallel import Plan, evaluate, load_problem, search
 from darts_parallel.config.search import SearchConfig
+from darts_parallel.cost.choices import float_tensor
 from darts_parallel.cost.cost_table import CostTable
-from darts_parallel.cost.pipeline import by_device, in_flight
+from darts_parallel.cost.pipeline import by_device
 from darts_parallel.cost.simulation import PassSeconds, device_ends
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import PlanError, UnsupportedError
@@ -54,7 +55,7 @@ def test_equal_passes_take_published_figures(
         passes, 2 * passes, passes, torch.zeros(1, 8 * chunks - 1, dtype=torch.float64)
     )
     assert float(device_ends(given, schedule, 8, 32).amax()) == pytest.approx(seconds)
-    stages = in_flight(8, torch.tensor([32]), schedule, chunks)[0] / chunks
+    stages = float_tensor(find(schedule).in_flight(8, 32, chunks)) / chunks
     assert (
         float(by_device(stages, torch.tensor(find(schedule).devices(8, len(stages))), 8).amax())
         == held

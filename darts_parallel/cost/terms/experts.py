@@ -224,8 +224,8 @@ def dispatch_seconds(stage: StageContext, experts: Experts, size: Tensor) -> Ten
     passes it on (DeepSeek-V3, arXiv 2412.19437, section 3.2.2; Megatron-Core MoE, arXiv 2603.07685,
     section 4).
 
-    Args: size: Bytes of one copy of all tokens of a rank, times the load of the busiest, shape `(O,
-        C)`.
+    Args:
+        size: Bytes of one copy of all tokens of a rank, times the load of the busiest, `(O, C)`.
     """
     device = stage.device
     flex = stage.training.moe_token_dispatcher_type == "flex"
