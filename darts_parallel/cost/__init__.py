@@ -59,6 +59,7 @@ from darts_parallel.cost.own_terms import stage_part as stage_part
 from darts_parallel.cost.pipeline import PipelineModel as PipelineModel
 from darts_parallel.cost.pipeline import pipeline_seconds as pipeline_seconds
 from darts_parallel.cost.pruning import canonical as canonical
+from darts_parallel.cost.pruning import compared_costs as compared_costs
 from darts_parallel.cost.pruning import without_dominated as without_dominated
 from darts_parallel.cost.pruning import without_needless_simulation as without_needless_simulation
 from darts_parallel.cost.schedule_graph import Graph as Graph

@@ -30,13 +30,9 @@ def canonical(table: CostTable, plan: HardPlans) -> HardPlans:
     return HardPlans(plan.outer, result.unsqueeze(0), plan.first_layers)
 
 
-def _costs_like(table: CostTable, outer: int, choices: torch.Tensor) -> torch.Tensor:
-    """Return whether a strategy has the layout and the costs of each layer's own, `(L, C)`.
-
-    Args:
-        choices: Strategy of every layer, `(L,)`.
-    """
-    costs = [
+def compared_costs(table: CostTable) -> list[torch.Tensor]:
+    """Return the seconds and bytes by which layers, or strategies, cost the same."""
+    return [
         table.forward,
         table.backward,
         table.sync,
@@ -45,6 +41,15 @@ def _costs_like(table: CostTable, outer: int, choices: torch.Tensor) -> torch.Te
         table.activation,
         table.working,
     ]
+
+
+def _costs_like(table: CostTable, outer: int, choices: torch.Tensor) -> torch.Tensor:
+    """Return whether a strategy has the layout and the costs of each layer's own, `(L, C)`.
+
+    Args:
+        choices: Strategy of every layer, `(L,)`.
+    """
+    costs = compared_costs(table)
     host = table.host
     if host is not None:
         costs += [host.transfer, host.state_transfer, host.state]

@@ -19,6 +19,7 @@ from darts_parallel.cost import (
     BatchCost,
     CostTable,
     HardPlans,
+    compared_costs,
     evaluate_batch,
     kept_bytes,
     round_edges,
@@ -31,16 +32,6 @@ PRICE_RANGE = 12.0
 """Largest logarithm of the price of a device's whole memory, in its seconds; the least is minus it."""
 BISECTIONS = 11
 """Bisections of the prices; the last step is a share of `PRICE_RANGE / 2 ** BISECTIONS`."""
-LAYER_COSTS = (
-    "forward",
-    "backward",
-    "sync",
-    "per_iteration",
-    "static",
-    "activation",
-    "working",
-)
-"""Fields of a table by which layers are equal."""
 TINY = 1e-9
 """Weight that a strategy keeps, above rounding errors of sums."""
 LEAST_REMAINDER = 1e-6
@@ -168,8 +159,7 @@ def _expected_counts(weights: Tensor, plans: HardPlans, table: CostTable) -> tup
 def layer_kinds(table: CostTable) -> Tensor:
     """Return a number for every layer, `(L,)`, equal where all costs of the layers are equal."""
     rows = []
-    for name in LAYER_COSTS:
-        values = getattr(table, name)
+    for values in compared_costs(table):
         by_layer = values.movedim(-2, 0)
         rows.append(by_layer.flatten(1))
     kinds: Tensor = torch.unique(torch.cat(rows, dim=1), dim=0, return_inverse=True)[1]

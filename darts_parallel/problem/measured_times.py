@@ -16,12 +16,13 @@ from dataclasses import dataclass, field, replace
 from math import isfinite, nan
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from darts_parallel.config import CostConfig
 from darts_parallel.errors import ConfigError, closest, require_listed
 
 FORWARD_FILE = "layer_forward_seconds.csv"
@@ -299,40 +300,32 @@ def _interpolate(known: Figures, values: Figures, at: Tensor) -> Tensor:
     return inside * (at / known[-1]).clamp(min=1.0)
 
 
-class SourceNames(NamedTuple):
-    """Names of a source of measurements, and what its times include, as the user states them."""
-
-    model: str | None
-    """Model as the source spells it; None matches by name."""
-    gpu: str | None
-    """GPU as the source spells it; None matches by name."""
-    collectives: str | None = None
-    """One of `COLLECTIVES`; None: the source says it itself."""
-
-
 def read_measured(
-    path: str | None, model: str, seq_len: int, devices: tuple[str, ...], names: SourceNames
+    cost: CostConfig, model: str, seq_len: int, devices: tuple[str, ...]
 ) -> MeasuredTimes:
     """Read the measurements of a model on some devices.
 
     Args:
-        path: A folder or a file.
+        cost: Names the source, and says how it spells its names.
         model: Name of the model, as `matching_name` finds it.
         seq_len: Of the job; a source that states another one is refused.
 
     Errors:
         ConfigError: no path, a broken file, or a model or GPU that was not measured.
     """
+    path = cost.profile
     if path is None:
         raise ConfigError(
             "cost.profile=null must name a folder or a CSV file of measured layer times; try "
             "cost=analytic, which needs none."
         )
     found = _sized_profile(Path(path), seq_len) or _from_chains(read_profiles(path))
-    chosen = matching_name("cost.profile_model", names.model or model, {m for m, _ in found}, path)
+    chosen = matching_name(
+        "cost.profile_model", cost.profile_model or model, {m for m, _ in found}, path
+    )
     gpus = {g for m, g in found if m == chosen}
-    own = {d: matching_name("cost.profile_gpu", names.gpu or d, gpus, path) for d in devices}
-    said = names.collectives or _said_of_collectives(Path(path))
+    own = {d: matching_name("cost.profile_gpu", cost.profile_gpu or d, gpus, path) for d in devices}
+    said = cost.profile_collectives or _said_of_collectives(Path(path))
     by_device = {device: _completed(found[chosen, gpu], said, path) for device, gpu in own.items()}
     return MeasuredTimes(path, by_device)
 

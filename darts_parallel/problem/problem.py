@@ -10,7 +10,7 @@ from darts_parallel.errors import ConfigError
 from darts_parallel.problem.cluster import Cluster, Device
 from darts_parallel.problem.layer_sources import captured_block
 from darts_parallel.problem.layer_spec import LayerSpec
-from darts_parallel.problem.measured_times import MeasuredTimes, SourceNames, read_measured
+from darts_parallel.problem.measured_times import MeasuredTimes, read_measured
 from darts_parallel.problem.model import Model
 from darts_parallel.problem.referee import check_import
 from darts_parallel.problem.software import COMMON, Software, read_software
@@ -129,9 +129,7 @@ def _model(config: Config, block: LayerSpec | None) -> Model:
 
 def _measured(config: Config) -> MeasuredTimes:
     devices = tuple(dict.fromkeys(group.device for group in config.cluster.nodes))
-    cost = config.cost
-    names = SourceNames(cost.profile_model, cost.profile_gpu, cost.profile_collectives)
-    return read_measured(cost.profile, config.model.name, config.training.seq_len, devices, names)
+    return read_measured(config.cost, config.model.name, config.training.seq_len, devices)
 
 
 def load_problem(overrides: list[str] | None = None, config_dir: str | None = None) -> Problem:

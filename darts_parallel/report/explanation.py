@@ -59,11 +59,6 @@ PIPED_WIDTH = 200
 """Columns of a table that goes to a pipe or a file."""
 
 
-def formula_of(term: str) -> Sequence[str]:
-    """Return a term's formula in words and its source; terms of the user's own stand in `cost.term`."""
-    return FORMULAS.get(term, ("the user's function of that name", "cost.term"))
-
-
 @dataclass(frozen=True)
 class Line:
     """One term: bytes of a device, or seconds."""
@@ -72,9 +67,24 @@ class Line:
     """None: of the whole iteration."""
     layers: str
     term: str
-    formula: str
-    source: str
     value: float
+    simulated: bool = False
+    """Whether a simulated schedule gave the value."""
+
+    @property
+    def formula(self) -> str:
+        """Formula in words."""
+        return self._described()[0]
+
+    @property
+    def source(self) -> str:
+        """Where the formula is from."""
+        return self._described()[1]
+
+    def _described(self) -> Sequence[str]:
+        key = f"simulated_{self.term}" if self.simulated else self.term
+        # terms of the user's own stand in `cost.term`
+        return FORMULAS.get(key, ("the user's function of that name", "cost.term"))
 
 
 @dataclass(frozen=True)
@@ -115,24 +125,13 @@ def explain(problem: Problem, plan: Plan) -> Explanation:
     iteration = []
     for name, seconds in cost.breakdown_s.items():
         simulated = name == "pipeline_bubble" and terms.table.pipeline.simulated
-        formula, source = formula_of("simulated_bubble" if simulated else name)
-        iteration.append(Line(None, "all", name, formula, source, seconds))
+        iteration.append(Line(None, "all", name, seconds, simulated))
     return Explanation(
         memory=list(terms.memory()),
         micro_batch=list(terms.micro_batch()),
         iteration=iteration,
         num_parameters=problem.model.num_parameters,
     )
-
-
-def _line(
-    stage: int,
-    layers: str,
-    term: str,
-    value: float,
-) -> Line:
-    formula, source = formula_of(term)
-    return Line(stage, layers, term, formula, source, value)
 
 
 class _Group(NamedTuple):
@@ -167,17 +166,17 @@ class _PlanTerms:
             yield from state
             rest = sum(static[i] for i in group.layers) - sum(line.value for line in state)
             if rest > 1.0:
-                yield _line(group.stage, group.words, "copies and buffers", rest)
+                yield Line(group.stage, group.words, "copies and buffers", rest)
             activations = sum(kept[i] for i in group.layers)
-            yield _line(group.stage, group.words, "activations", activations)
+            yield Line(group.stage, group.words, "activations", activations)
         added = list(plan_contributions(self.table, self.hard))
         for stage in range(plan.pp):
             mine = [i for i, own in enumerate(plan.stage_of_layer) if own == stage]
             largest = max(mine, key=lambda i: working[i])
-            yield _line(stage, self.layers[largest].name, "working", working[largest])
+            yield Line(stage, self.layers[largest].name, "working", working[largest])
             for own in added:
-                yield _line(stage, "all", own.memory_name, float(own.memory[0, stage]))
-            yield _line(stage, "all", "reserved", self.devices[stage].reserved)
+                yield Line(stage, "all", own.memory_name, float(own.memory[0, stage]))
+            yield Line(stage, "all", "reserved", self.devices[stage].reserved)
 
     def micro_batch(self) -> Iterator[Line]:
         """Yield the seconds of a micro-batch by stage, layers and term."""
@@ -187,22 +186,22 @@ class _PlanTerms:
             terms = self._layer_seconds(group.layers[0])
             for name in MICRO_BATCH_TERMS:
                 if terms.get(name):
-                    yield _line(group.stage, group.words, name, len(group.layers) * terms[name])
+                    yield Line(group.stage, group.words, name, len(group.layers) * terms[name])
         added = {own.name: own.forward + own.backward for own in plan_contributions(table, hard)}
         for name, seconds in table_reading(table, hard).own.items():
             if seconds.dim() == 2:
                 added[name] = seconds
         for name, by_stage in added.items():
             for stage, value in enumerate(table.by_device(by_stage)[0].tolist()):
-                yield _line(stage, "all", name, value)
+                yield Line(stage, "all", name, value)
         inside, across = neighbour_seconds(table, hard, hard.stages())
         inside = table.by_device(inside)
         across = table.by_device(torch.nn.functional.pad(across, (1, 0)))
         for stage in range(self.plan.pp):
             if float(inside[0, stage]):
-                yield _line(stage, "between layers", "resharding", float(inside[0, stage]))
+                yield Line(stage, "between layers", "resharding", float(inside[0, stage]))
             if float(across[0, stage]) and table.pipeline.blocking:
-                yield _line(stage, "from the stage before", "p2p", float(across[0, stage]))
+                yield Line(stage, "from the stage before", "p2p", float(across[0, stage]))
 
     def _groups(self) -> list[_Group]:
         """Return the groups of all stages, by stage and kind."""
@@ -251,7 +250,7 @@ class _PlanTerms:
             for shard in shards:
                 size = shard.held(part)
                 held += float(static_bytes(shard.parameters, shard.shards, zero, size))
-            yield _line(group.stage, group.words, term, factor * held)
+            yield Line(group.stage, group.words, term, factor * held)
 
     def _context(self, index: int) -> StageContext:
         """Return the context that prices the strategy of a layer on its stage."""

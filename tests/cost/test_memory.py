@@ -31,7 +31,7 @@ def _block(fused: bool) -> LayerSpec:
 
 
 def _stage(tokens: Tensor, tp: Tensor, shards: Tensor, **habits: Any) -> Any:
-    """What activations read of a stage: 16-bit numbers, and attention recomputed selectively."""
+    """Return what activations read of a stage: 16-bit numbers, attention recomputed selectively."""
     choices = SimpleNamespace(tokens=tokens, tp=tp, sequence_shards=shards)
     training = SimpleNamespace(seq_len=S, recompute_modules=["core_attn"])
     software = Software(**habits)
