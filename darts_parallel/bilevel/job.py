@@ -224,7 +224,7 @@ class BilevelJob:
         told["restarts"] = loop.settings.num_restarts
         told["seed"] = loop.settings.seed
         told["why"] = "least learned time to target, at the batch size of the last phase"
-        result = SearchResult(chosen.plan, chosen.seconds, raw.plan, raw.seconds, **told)
+        result = SearchResult(chosen.plan, chosen.seconds, raw.seconds, **told)
         cost = evaluate(chosen.plan, here)
         return Outcome(here, chosen.plan, cost, result, answers)
 

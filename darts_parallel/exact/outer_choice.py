@@ -266,7 +266,8 @@ class OuterChoiceSolver:
         while self.bound <= limit:
             check()
             before = self.labels
-            found = self.attempt(space_kind, min(lowest * (1 + margin), limit), check)
+            trial = min(lowest * (1 + margin), limit)
+            found = self.attempt(space_kind, trial, check)
             if found is not None:
                 return found
             margin *= growth(self.labels - before)

@@ -154,7 +154,9 @@ class StageSegments:
 
     def after(self, values: Array, join: np.ufunc) -> Array:
         """Return the least sum or maximum of stages from k on that hold layers [j, L); as `before`."""
-        return self._mirrored.before(values[self._backwards], join)[::-1, ::-1]
+        backwards = values[self._backwards]
+        mirrored = self._mirrored.before(backwards, join)
+        return mirrored[::-1, ::-1]
 
     @cached_property
     def _backwards(self) -> Index:

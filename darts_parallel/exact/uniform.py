@@ -303,7 +303,8 @@ class _Search:
         quick = self.quick[entry.table, entry.outer]
         limit = min(self.ranking.limit, self.known)
         choices = quick.choices[quick.seconds <= limit]
-        tighter = uniform_bounds(self.levels[0][entry.table], entry.outer, choices, self.check)
+        loosest = self.levels[0][entry.table]
+        tighter = uniform_bounds(loosest, entry.outer, choices, self.check)
         for bound, choice in zip(tighter.tolist(), choices.tolist(), strict=True):
             each = entry._replace(bound=bound, choice=choice)
             heappush(self.queue, each)
@@ -322,7 +323,8 @@ class _Search:
         if level == len(self.levels) or self.keeps(plan):
             self.ranking.add(plan)
             return
-        (bound,) = uniform_bounds(self.levels[level][entry.table], entry.outer, choices, self.check)
+        tighter = self.levels[level][entry.table]
+        (bound,) = uniform_bounds(tighter, entry.outer, choices, self.check)
         heappush(self.queue, entry._replace(bound=float(bound), level=level))
 
 

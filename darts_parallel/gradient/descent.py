@@ -213,15 +213,12 @@ class GradientSearch:
 
     def _new_optimizer(self) -> Adam:
         config = self.config
-        parameters = [(group.logits, config.learning_rate) for group in self.groups]
+        rates = [(self.outer_logits, config.learning_rate)]
         for group in self.groups:
-            if group.aims is None:
-                parameters.append((group.widths, BOUNDARY_RATE))
-        for group in self.groups:
-            if group.fraction_logits is not None:
-                parameters.append((group.fraction_logits, config.learning_rate))
-        parameters.append((self.outer_logits, config.learning_rate))
-        return Adam(parameters)
+            for values in group.parameters:
+                rate = BOUNDARY_RATE if values is group.widths else config.learning_rate
+                rates.append((values, rate))
+        return Adam(rates)
 
     def schedules(self) -> Schedules:
         """Return annealed quantities of the current step."""
@@ -390,8 +387,7 @@ class GradientSearch:
             group = self.groups[kept.group]
             thinner = group.select(kept)
             for old, new in zip(group.parameters, thinner.parameters, strict=True):
-                before = moments[id(old)]
-                moments[id(new)] = tuple(kept.of(moment) for moment in before)
+                moments[id(new)] = tuple(kept.of(moment) for moment in moments[id(old)])
             groups.append(thinner)
         self.groups = groups
         self.merits = [kept.of(self.merits[kept.group]) for kept in parts]
@@ -439,8 +435,8 @@ class GradientSearch:
             orders = OrderSearch(self.pool, self.space_kind, config, self.seed, self.bounds)
             self.stopped_by = orders.search()
 
-    def own_plans(self) -> list[tuple[PlanStage, PricedPlan]]:
-        """Return the winning restart's plan, rounded, then repaired; none where no step was taken.
+    def own_plans(self) -> list[PlanStage]:
+        """Describe the winning restart's plan, rounded, then repaired; none where no step was taken.
 
         Equal layers change their strategies together, so that a plan oscillates about the limit of
         the memory. The mean over the last steps is the mixture that the multipliers aim at.
@@ -455,9 +451,7 @@ class GradientSearch:
         found = []
         for name, plan in (("relaxed", relaxed), ("repaired", repaired)):
             cost = evaluate_batch(table, plan)
-            seconds = float(cost.iteration_time[0])
-            stage = PlanStage(name, seconds, bool(cost.feasible[0]))
-            found.append((stage, PricedPlan(index, plan, seconds)))
+            found.append(PlanStage(name, float(cost.iteration_time[0]), bool(cost.feasible[0])))
         return found
 
     def _best_rounding(self) -> tuple[int, HardPlans]:
@@ -481,32 +475,27 @@ class GradientSearch:
         """
         pool = self.pool
         best, *others = pool.by_outer()
-        raw = fitted
-        raw_time = float("inf")
-        stages = []
-        for stage, plan in self.own_plans():
-            stages.append(stage)
-            raw = plan
-            raw_time = stage.iteration_time_s if stage.fits else float("inf")
+        stages = self.own_plans()
+        raw_time = stages[-1].iteration_time_s if stages and stages[-1].fits else float("inf")
         table = pool.tables[best.table]
         chosen = pool.plan(best)
         finished, seconds = with_finished_shares(table, best, chosen)
         stages.append(PlanStage("fitted", fitted.time, fits=True))
         stages.append(PlanStage("polished", seconds, fits=True))
+        alternatives = [(entry.time, pool.plan(entry)) for entry in others]
         found = SearchResult(
             plan=finished,
             iteration_time_s=seconds,
-            raw_plan=pool.plan(raw),
             raw_iteration_time_s=raw_time,
-        )
-        alternatives = [(entry.time, pool.plan(entry)) for entry in others]
-        found = replace(
-            found,
             alternatives=tuple(alternatives),
             gradient_iteration_time_s=seconds,
-            history=tuple(records),
         )
-        found = replace(found, stages=tuple(stages), stopped_by=self.stopped_by)
+        found = replace(
+            found,
+            history=tuple(records),
+            stages=tuple(stages),
+            stopped_by=self.stopped_by,
+        )
         return replace(
             found,
             seconds=self.clock.seconds,

@@ -55,10 +55,8 @@ class SearchResult:
 
     plan: Plan
     iteration_time_s: float
-    raw_plan: Plan
-    """The repaired plan of the winning restart; the best plan of all where no step was taken."""
     raw_iteration_time_s: float
-    """Its seconds per iteration; infinite where it does not fit."""
+    """Seconds per iteration of the winning restart's repaired plan; infinite where it does not fit."""
     alternatives: tuple[tuple[float, Plan], ...] = ()
     """Best plan of every other pipeline configuration that was visited, fastest first."""
     history: tuple[StepRecord, ...] = ()

@@ -207,11 +207,11 @@ class Session:
 
     def result(self, plan: Plan, seconds: float, others: Iterable[NamedPlan]) -> SearchResult:
         """Return a plan as the result of a search that took no steps."""
-        found = (plan, seconds)
         seed = self.asked.settings.seed
         return SearchResult(
-            *found,
-            *found,
+            plan,
+            seconds,
+            seconds,
             alternatives=tuple(others),
             seconds=self.reported.elapsed,
             seed=seed,

@@ -171,7 +171,7 @@ class _ChanceSearch:
         if all(map(always_fits, self.asked.tables)):
             return usual
         most = known.seconds * (1.0 - GAIN - self.config.search.tie)
-        faster = SearchResult(known.plan, most, known.plan, most)
+        faster = SearchResult(known.plan, most, most)
         # by bisection: with less memory left free, optima are faster and, as a rule, riskier
         level = usual
         low = 0

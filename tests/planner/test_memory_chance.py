@@ -150,7 +150,7 @@ def test_memory_that_no_plan_fills_is_solved_once() -> None:
     best = search._optimum(1, None)
     assert best is not None
     half = 0.5 * best.seconds
-    assert search._optimum(0, SearchResult(best.plan, half, best.plan, half)) is None
+    assert search._optimum(0, SearchResult(best.plan, half, half)) is None
 
 
 @pytest.mark.parametrize(("share", "searches"), [(1.0, 1), (0.001, 2)])

@@ -169,7 +169,6 @@ def test_what_an_exact_method_finds_is_the_answer(
             found,
             plan=plan,
             iteration_time_s=seconds,
-            raw_plan=plan,
             raw_iteration_time_s=seconds,
             gradient_iteration_time_s=seconds,
             stages=(PlanStage("polished", seconds, fits=True),),
