@@ -234,11 +234,12 @@ class Job(Watcher):
 
     def _start_line(self, outcome: Outcome) -> str:
         """Return the command that starts the plan, or that no trainer takes it."""
-        return start_command(outcome.problem, outcome.plan, self._file("plan.json"))
+        return start_command(outcome.problem, outcome.plan, self._plan_file)
 
-    def _file(self, name: str) -> Path:
-        """Return the path of a file of the run, as a command takes it."""
-        return shown_path(self.folder / name)
+    @property
+    def _plan_file(self) -> Path:
+        """Return the path of plan.json, as a command takes it."""
+        return shown_path(self.folder / "plan.json")
 
     def _report(self, findings: Findings, distance: Sequence[str]) -> None:
         """Print the report, and write it as a page."""
@@ -252,7 +253,7 @@ class Job(Watcher):
         tables += render_ladder(findings.rungs, self.console)
         trainers = trainers_table(findings.offers, problem, outcome.plan)
         self.console.print(trainers)
-        file = self._file("plan.json")
+        file = self._plan_file
         lines = [
             f"start it: {self._start_line(outcome)}",
             f"why this plan: darts-parallel explain {file}",

@@ -5,7 +5,6 @@ The command's help and the reference of keys say the same, because both read it 
 
 import ast
 import inspect
-import re
 import sys
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import Field, dataclass
@@ -19,8 +18,6 @@ from darts_parallel.config._keys import TYPE_WORDS, all_fields, nested, plain_ty
 from darts_parallel.config.checks import as_yaml
 from darts_parallel.config.schema import Config
 from darts_parallel.config.words import NAMES
-
-NULL = re.compile(r"\bnull\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -38,11 +35,6 @@ class KeyDoc:
     unit: str
     """Unit of the number; empty where the meaning says it."""
     may_be_null: bool
-
-    @property
-    def complete(self) -> bool:
-        """Whether the meaning is there, and says what null does where null is legal."""
-        return bool(self.meaning) and (not self.may_be_null or bool(NULL.search(self.meaning)))
 
     def lines(self) -> list[str]:
         """Return key, meaning, and default with range and unit, a line each."""

@@ -29,7 +29,6 @@ from darts_parallel.planner.memory_chance import SURE as SURE
 from darts_parallel.planner.memory_chance import ladder as ladder
 from darts_parallel.planner.memory_chance import looser_levels as looser_levels
 from darts_parallel.planner.memory_chance import tightened as tightened
-from darts_parallel.planner.methods import check as check
 from darts_parallel.planner.methods import solve as solve
 from darts_parallel.planner.node_choice import Rental as Rental
 from darts_parallel.planner.planning import choose_nodes as choose_nodes

@@ -138,23 +138,17 @@ class LengthPlans(NamedTuple):
     """Why the main search has no plan, a sentence; empty where it has."""
 
 
-def plan_lengths(problem: Problem, main_plans: Sequence[Plan] | None = None) -> LengthPlans:
+def plan_lengths(problem: Problem) -> LengthPlans:
     """Return the plans with the fewest expected seconds.
 
     They keep `space.out_of_memory`, or are the least risky where none does.
-
-    Args:
-        main_plans: Further plans to price; None: the best ones of the main search.
 
     Errors:
         ConfigError: the file is bad, or the space has no plan of 1F1B that the closed form prices.
         InfeasibleError: no plan holds the longest sequence.
     """
     draws = Draws.of(problem)
-    given = main_plans
-    why = ""
-    if given is None:
-        given, why = _main_plans(problem)
+    given, why = _main_plans(problem)
     for own in (tightened(problem), problem):
         search = _PackingSearch(own, draws, _prices(own, draws, given))
         plans = search.run(given)

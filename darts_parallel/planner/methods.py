@@ -33,7 +33,6 @@ from darts_parallel.planner._session import (
     budgets,
 )
 from darts_parallel.plans import Plan
-from darts_parallel.problem import Problem
 
 METHODS: dict[str, Method] = {
     method.name: method for method in (GRADIENT, EXHAUSTIVE, DYNAMIC_PROGRAMMING)
@@ -186,12 +185,3 @@ def solve(tables: Sequence[CostTable], space_kind: str, settings: SearchConfig) 
     session = Session(asked, METHODS)
     run_phases(session, ORDERS[settings.method])
     return session
-
-
-def check(
-    problem: Problem, name: str = "dynamic_programming", seconds: float = float("inf")
-) -> Verification:
-    """Ask one exact method about a problem."""
-    session = Session(Asked.of(problem), METHODS)
-    METHODS[name].run(session, time.monotonic() + seconds)
-    return session.found.answers[name]

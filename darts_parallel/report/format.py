@@ -92,14 +92,6 @@ def seconds(value: float) -> str:
     return f"{value:.3f} s" if value >= 0.1 else f"{1e3 * value:.3g} ms"
 
 
-def size(num_bytes: float) -> str:
-    """Format bytes in the largest decimal unit not above them, e.g. `3.2 GB`, `471.9 kB`, `0 bytes`."""
-    for unit, words in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if num_bytes >= unit:
-            return f"{num_bytes / unit:.1f} {words}"
-    return f"{num_bytes:.0f} bytes"
-
-
 def percent(share: float, digits: int = 1) -> str:
     """Format a share in percent, e.g. `12.3 %`."""
     return f"{100 * share:.{digits}f} %"

@@ -30,9 +30,9 @@ from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.result import TableResult
 from darts_parallel.exact.segments import StageSegments
-from darts_parallel.planner.methods import check
 from darts_parallel.plans.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem, load_problem
+from tests.support.exact_check import check
 from tests.support.few_steps import solved
 from tests.support.random_tables import random_table
 from tests.support.rivals import answer

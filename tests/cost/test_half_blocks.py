@@ -10,9 +10,9 @@ from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.export import export_plan, refusals
 from darts_parallel.gradient.descent import search
-from darts_parallel.planner.methods import check
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
+from tests.support.exact_check import check
 from tests.support.export_plans import LATENT, LLAMA, MIXTURE, TOY
 from tests.support.optima import assert_same_optimum
 from tests.support.random_plans import random_plans

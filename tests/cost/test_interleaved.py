@@ -12,12 +12,12 @@ from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.gradient.descent import search
 from darts_parallel.planner import plan as find_plan
-from darts_parallel.planner.methods import check
 from darts_parallel.plans.space import left_out
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.schedules import find
 from tests.support.event_queue import event_queue_ends
+from tests.support.exact_check import check
 from tests.support.random_plans import random_plans
 
 TOY = ["model=toy", "cluster=toy", "training=toy", "space.pp=2"]

@@ -14,8 +14,8 @@ from darts_parallel.exact._pareto import price_grid
 from darts_parallel.exact.bounds import outer_lower_bounds, spread_bounds
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.segment_grid import SegmentGrid
-from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import load_problem
+from tests.support.exact_check import check
 from tests.support.random_tables import random_table
 
 

@@ -5,9 +5,9 @@ import pytest
 from darts_parallel.cost import OuterCosts
 from darts_parallel.cost.table import build_tables
 from darts_parallel.gradient.descent import search
-from darts_parallel.planner.methods import check
 from darts_parallel.plans.space import outer_spaces
 from darts_parallel.problem.problem import load_problem
+from tests.support.exact_check import check
 from tests.support.layer_kinds import HYBRID, MIXER, PREDICTION, TOY, WINDOWS
 from tests.support.optima import assert_same_optimum
 

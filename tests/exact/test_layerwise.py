@@ -15,8 +15,8 @@ from darts_parallel.exact._stage_fronts import pareto_by_layout
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.uniform import find_uniform_plan
-from darts_parallel.planner.methods import check
 from darts_parallel.problem.problem import load_problem
+from tests.support.exact_check import check
 from tests.support.optima import assert_same_optimum
 from tests.support.random_tables import random_table
 

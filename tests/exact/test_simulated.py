@@ -5,7 +5,7 @@ from darts_parallel import evaluate, load_problem, search
 from darts_parallel.cost.table import build_tables
 from darts_parallel.exact.enumeration import number_of_plans
 from darts_parallel.exact.simulated import find_simulated_plan, simulated_lower_bound
-from darts_parallel.planner.methods import check
+from tests.support.exact_check import check
 
 TOY = ["model=toy", "cluster=toy", "training=toy"]
 TINY = [

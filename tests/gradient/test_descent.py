@@ -15,9 +15,9 @@ from darts_parallel.gradient._stopwatch import Stopwatch
 from darts_parallel.gradient.descent import search_tables
 from darts_parallel.gradient.settling import SETTLE_FROM
 from darts_parallel.gradient.step_record import StepRecord
-from darts_parallel.planner.methods import check
 from darts_parallel.plans.legality import check_plan
 from darts_parallel.problem.problem import Problem, load_problem
+from tests.support.exact_check import check
 from tests.support.random_tables import random_table
 
 QUICK = SearchConfig(num_steps=60, num_restarts=8)

@@ -55,9 +55,14 @@ def random_job(folder: Path, seed: int, values: Sequence[int], *more: str) -> Pr
     return job(folder, rows, "training.seq_len=512", *pins, *more)
 
 
+def main_plans(monkeypatch: pytest.MonkeyPatch, plans: list[Plan]) -> None:
+    """Let the main search find these plans."""
+    monkeypatch.setattr(lengths, "_main_plans", lambda problem: (plans, ""))
+
+
 @pytest.fixture
 def no_main_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lengths, "_main_plans", lambda problem: ([], ""))
+    main_plans(monkeypatch, [])
 
 
 def searched(problem: Problem) -> tuple[lengths._PackingSearch, list[PlanAtLengths]]:
@@ -224,10 +229,13 @@ def test_no_packing_beats_the_bound_and_packed_memory_knows_no_lengths(
 
 
 @pytest.mark.usefixtures("no_main_search")
-def test_a_plan_that_the_main_search_meets_too_is_listed_once(tmp_path: Path) -> None:
+def test_a_plan_that_the_main_search_meets_too_is_listed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem = random_job(tmp_path, 0, [32, 512])
     found = plan_lengths(problem)
-    again = plan_lengths(problem, [own.plan for own in found.plans if own.plan.pp == 1])
+    main_plans(monkeypatch, [own.plan for own in found.plans if own.plan.pp == 1])
+    again = plan_lengths(problem)
     met = [(own.plan, own.packing) for own in again.plans]
     assert len(met) == len(set(met))
     assert {(own.plan, own.packing) for own in found.plans} <= set(met)
@@ -414,14 +422,15 @@ def test_plans_of_the_main_search_are_priced_over_the_same_draws(
 
 @pytest.mark.parametrize("cp", [1, 2])
 def test_layers_on_different_ranks_are_priced_padded_over_the_same_draws(
-    tmp_path: Path, cp: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cp: int
 ) -> None:
     pins = ["training.global_batch_size=16", "training.seq_len=512", "space.pp=2", "space.cp=[1,2]"]
     problem = job(tmp_path, {64: 3.0, 512: 1.0}, *pins)
     four, two = LayerStrategy(1, 4 // cp, 1), LayerStrategy(2, 2 // cp, 1)
     mixed = Plan(4, (0, 3, 7), (four,) * 4 + (two,) * 3, cp=cp)
     even = Plan(4, (0, 3, 7), (four,) * 7, cp=cp)
-    found = plan_lengths(problem, [mixed, even])
+    main_plans(monkeypatch, [mixed, even])
+    found = plan_lengths(problem)
     (mine,) = (own for own in found.plans if len(set(own.plan.layers)) == 2)
     assert mine.packing == Packing("padded", cp, micro_batch_size=cp)
     passes = {}

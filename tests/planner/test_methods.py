@@ -31,7 +31,6 @@ from darts_parallel.planner.methods import (
     CHECKS,
     METHODS,
     ORDERS,
-    check,
     refined,
     run_phases,
     search_result,
@@ -40,6 +39,7 @@ from darts_parallel.planner.methods import (
 from darts_parallel.planner.planning import checked
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report.text import claim
+from tests.support.exact_check import check
 
 TOY = [
     "experiment=quick",

@@ -7,11 +7,11 @@ import pytest
 
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import PlanError
-from darts_parallel.planner.methods import check
 from darts_parallel.planner.planning import plan
 from darts_parallel.planner.run_figures import Trial
 from darts_parallel.planner.tuning import Tuning, tune
 from darts_parallel.problem.problem import Problem, load_problem
+from tests.support.exact_check import check
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,9 +5,9 @@ import torch
 
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.table import build_tables
-from darts_parallel.planner.methods import check
 from darts_parallel.plans.space import outer_spaces
 from darts_parallel.problem.problem import Problem, load_problem
+from tests.support.exact_check import check
 from tests.support.hardware import scaled
 from tests.support.random_plans import random_plans
 
