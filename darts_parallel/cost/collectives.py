@@ -15,7 +15,8 @@ A new collective is a function here, and a call where its bytes are known: `laye
 `sharding.py`, `_transitions.py` or a file of `terms/`.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ def wire_bytes(width: float, bits: Tensor, block: int = BLOCK) -> Tensor:
 
 @dataclass(frozen=True)
 class RingGroup:
-    """The shape of equal groups that communicate at the same time; tensors of shape `(C,)`."""
+    """Equal groups that communicate at the same time; tensors of shape `(C,)`."""
 
     local: Tensor
     """Ranks of one group on one node, or in one NVLink domain of several nodes."""
@@ -51,16 +52,21 @@ class RingGroup:
     gpus: Tensor
     """GPUs of a node that communicate at once: `gpus / local` groups inside it, and `gpus` rings
     over its link to the others."""
-    _rates: dict[tuple[Link, Link], tuple[Tensor, Tensor]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    intra: Link
+    """Link inside a node, per GPU unless shared."""
+    inter: Link
+    """Link between nodes, per node."""
 
-    def rates(self, intra: Link, inter: Link) -> tuple[Tensor, Tensor]:
-        """Return the seconds a byte, and the latency, to reduce-scatter over the group, each `(C,)`."""
-        found = self._rates.get((intra, inter))
-        if found is None:
-            found = self._rates[intra, inter] = _ring_rates(self, intra, inter)
-        return found
+    @cached_property
+    def rates(self) -> tuple[Tensor, Tensor]:
+        """Seconds a byte, and the latency, to reduce-scatter over the group, each `(C,)`."""
+        local = self.local
+        nodes = self.nodes
+        rings_inside = self.gpus / local if self.intra.shared else 1.0
+        inside = (local - 1) / local * rings_inside / self.intra.towards(local - 1)
+        across = (nodes - 1) / nodes / local * self.gpus / self.inter.bandwidth
+        latency = torch.log2(local) * self.intra.latency + torch.log2(nodes) * self.inter.latency
+        return inside + across, latency
 
 
 def split_group(group: RingGroup, ranks: Tensor, inner: Tensor) -> tuple[RingGroup, RingGroup]:
@@ -94,65 +100,35 @@ def single_ring(group: RingGroup, where: Tensor) -> RingGroup:
     return replace(group, local=torch.where(crossing, 1.0, group.local))
 
 
-def reduce_scatter(
-    size: Tensor,
-    group: RingGroup,
-    intra: Link,
-    inter: Link,
-    messages: Scalar = 1.0,
-) -> Tensor:
+def reduce_scatter(size: Tensor, group: RingGroup, messages: Scalar = 1.0) -> Tensor:
     """Return the seconds to reduce-scatter, or to all-gather, a tensor over a group.
 
     Args:
         size: Bytes of the full tensor, shape broadcastable to `(..., C)`.
-        intra: Link inside a node, per GPU unless shared.
-        inter: Link between nodes, per node.
         messages: Share of the latencies that the tensor pays; tensors of one bucket share a message.
 
     Returns:
         Seconds, shape of `size`.
     """
-    per_byte, latency = group.rates(intra, inter)
+    per_byte, latency = group.rates
     return size * per_byte + messages * latency
 
 
-def _ring_rates(group: RingGroup, intra: Link, inter: Link) -> tuple[Tensor, Tensor]:
-    local = group.local
-    nodes = group.nodes
-    rings_inside = group.gpus / local if intra.shared else 1.0
-    inside = (local - 1) / local * rings_inside / intra.towards(local - 1)
-    across = (nodes - 1) / nodes / local * group.gpus / inter.bandwidth
-    latency = torch.log2(local) * intra.latency + torch.log2(nodes) * inter.latency
-    return inside + across, latency
-
-
-def all_reduce(
-    size: Tensor,
-    group: RingGroup,
-    intra: Link,
-    inter: Link,
-    messages: Scalar = 1.0,
-) -> Tensor:
+def all_reduce(size: Tensor, group: RingGroup, messages: Scalar = 1.0) -> Tensor:
     """Return the seconds to all-reduce a tensor of `size` bytes: a reduce-scatter and an all-gather."""
-    return 2.0 * reduce_scatter(size, group, intra, inter, messages)
+    return 2.0 * reduce_scatter(size, group, messages)
 
 
-def all_to_all(
-    inside: Tensor,
-    across: Tensor,
-    group: RingGroup,
-    intra: Link,
-    inter: Link,
-    share: Scalar = 1.0,
-) -> Tensor:
+def all_to_all(inside: Tensor, across: Tensor, group: RingGroup, share: Scalar = 1.0) -> Tensor:
     """Return the seconds of an all-to-all, whose messages inside and between nodes travel at once.
 
     Args:
         inside: Bytes that a rank sends to other ranks of its node, broadcastable to `(..., C)`.
         across: Bytes that a rank sends to other nodes.
-        intra, inter: As in `reduce_scatter`.
         share: Share of the links' bandwidth that all-to-alls reach.
     """
+    intra = group.intra
+    inter = group.inter
     sharing: Tensor | float = group.gpus if intra.shared else 1.0
     within = inside * sharing / (intra.towards(group.local - 1) * share)
     within = within + (group.local > 1).double() * intra.latency

@@ -405,7 +405,7 @@ def _hidden_reduced(stage: StageContext, layer: LayerSpec, width: Tensor) -> Ten
     half_cast = (width + width.clamp(max=1.0)) / 2.0
     size = torch.where(cast, half_cast, width) * elements
     start = (choices.tp > 1).double() * stage.device.collective_start
-    return all_reduce(size, stage.tensor_ring, *stage.links) + start
+    return all_reduce(size, stage.tensor_ring) + start
 
 
 def _key_seconds(stage: StageContext, layer: LayerSpec, core: Tensor) -> tuple[Tensor, Tensor]:

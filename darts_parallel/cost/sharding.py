@@ -82,7 +82,7 @@ def context_gather(stage: StageContext, size: Tensor) -> Tensor:
     choices = stage.choices
     parts = torch.full_like(choices.ranks, choices.cp)
     ring, _ = split_group(stage.data_parallel(choices.tp), choices.ranks, parts)
-    return reduce_scatter(size, ring, *stage.links)
+    return reduce_scatter(size, ring)
 
 
 def accumulation_seconds(stage: StageContext, part: ShardGroup) -> Tensor:
@@ -149,7 +149,6 @@ def _collectives(stage: StageContext, parts: list[ShardGroup]) -> tuple[Tensor, 
         groups, and all-reduce of shards across them.
     """
     choices = stage.choices
-    links = stage.links
     state = stage.state
     third_stage = choices.zero_stage == 3
     bytes_sent = wire_bytes(state.gradient, choices.grad_comm_bits, stage.lossy_block)
@@ -160,7 +159,7 @@ def _collectives(stage: StageContext, parts: list[ShardGroup]) -> tuple[Tensor, 
         bucket_share = (part.parameters / BUCKET).clamp(max=1.0)
         messages = torch.where(third_stage, 1.0, bucket_share)
         size = part.parameters * part.held(state).parameter
-        gather = present * reduce_scatter(size, part.inner, *links, messages)
+        gather = present * reduce_scatter(size, part.inner, messages)
         one_by_one = torch.as_tensor(1e-3 * stage.software.module_gather_ms * part.matrices)
         gather = gather + torch.where(third_stage & (part.shards > 1), one_by_one, 0.0)
         if part.frozen is not None:
@@ -168,9 +167,9 @@ def _collectives(stage: StageContext, parts: list[ShardGroup]) -> tuple[Tensor, 
             continue
         gathers = gathers + gather
         gradients = part.parameters * bytes_sent
-        scatter = reduce_scatter(gradients, part.inner, *links, messages)
+        scatter = reduce_scatter(gradients, part.inner, messages)
         scatters = scatters + present * scatter
-        across = all_reduce(gradients / part.shards, part.across, *links, messages)
+        across = all_reduce(gradients / part.shards, part.across, messages)
         replicas = replicas + present * across
     return gathers, scatters, replicas
 

@@ -106,7 +106,7 @@ class StageContext:
         shapes = float_tensor([shape(int(degree)) for degree in degrees.tolist()])
         local, nodes = shapes.unbind(1)
         gpus = torch.full_like(local, self.topology.gpus_per_node)
-        return RingGroup(local=local, nodes=nodes, gpus=gpus)
+        return RingGroup(local, nodes, gpus, *self.links)
 
     @property
     def width(self) -> int:

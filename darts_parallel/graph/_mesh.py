@@ -18,7 +18,7 @@ from darts_parallel.graph._states import (
     is_sum,
     local_share,
 )
-from darts_parallel.problem import Cluster, Device, Link
+from darts_parallel.problem import Cluster, Device
 
 
 @dataclass(frozen=True)
@@ -43,19 +43,16 @@ class DeviceMeshSpec:
         return self.cluster.groups[0].device
 
     @cached_property
-    def links(self) -> tuple[Link, Link]:
-        """Links inside a node and between nodes."""
-        return self.cluster.groups[0].intra_node, self.cluster.nic(0)
-
-    @cached_property
     def groups(self) -> tuple[RingGroup, ...]:
-        """The shape of every axis's groups."""
+        """The groups of every axis."""
         group = self.cluster.groups[0]
+        links = group.intra_node, self.cluster.nic(0)
         found = []
         for axis, count in enumerate(self.ranks):
             stride = prod(self.ranks[axis + 1 :])
             local = max(min(count, group.gpus * group.domain_nodes // stride), 1)
-            found.append(RingGroup(*map(tensor, (local, count // local, group.gpus))))
+            inside, domains, gpus = map(tensor, (local, count // local, group.gpus))
+            found.append(RingGroup(inside, domains, gpus, *links))
         return tuple(found)
 
     def seconds(self, step: Step, messages: float = 1.0) -> float:
@@ -68,10 +65,10 @@ class DeviceMeshSpec:
         size = tensor(step.bytes)
         start = messages * float(self.device.collective_start) * (self.ranks[step.axis] > 1)
         if step.kind == ALL_REDUCE:
-            return float(all_reduce(size, group, *self.links, messages)) + start
+            return float(all_reduce(size, group, messages)) + start
         if step.kind == ALL_TO_ALL:  # each rank sends all but one part of its share
             size = size / self.ranks[step.axis]
-        return float(reduce_scatter(size, group, *self.links, messages)) + start / 2.0
+        return float(reduce_scatter(size, group, messages)) + start / 2.0
 
     def move_seconds(
         self,

@@ -116,7 +116,7 @@ def _batch_splits(own: GraphPlan, mesh: DeviceMeshSpec) -> list[Alternative]:
     graph = own.space.graph
     width = own.space.width
     ranks = mesh.ranks[0]
-    link = mesh.groups[0], *mesh.links
+    group = mesh.groups[0]
     overlap = mesh.device.overlap_exponent
     forward, backward, kept, *_ = map(tensor, plan_figures(own))
     units = _units(graph)
@@ -124,9 +124,9 @@ def _batch_splits(own: GraphPlan, mesh: DeviceMeshSpec) -> list[Alternative]:
     gradients = tensor(trained * width)
     gather = torch.zeros_like(forward)
     for elements in units.values():
-        gather = gather + reduce_scatter(tensor(elements * width), *link)
-    whole = forward + backward + exposed(backward, all_reduce(gradients, *link), overlap)
-    scatter = gather + reduce_scatter(gradients, *link)
+        gather = gather + reduce_scatter(tensor(elements * width), group)
+    whole = forward + backward + exposed(backward, all_reduce(gradients, group), overlap)
+    scatter = gather + reduce_scatter(gradients, group)
     sharded = forward + exposed(forward, gather, overlap)
     sharded = sharded + backward + exposed(backward, scatter, overlap)
     states = STATE_BYTES * trained

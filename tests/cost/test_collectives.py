@@ -8,23 +8,24 @@ from darts_parallel.problem.problem import load_problem
 INTRA, INTER = Link(100e9, 2e-6), Link(20e9, 10e-6)
 
 
-def _group(local: int, nodes: int, gpus: int) -> RingGroup:
-    return RingGroup(*(torch.tensor([float(x)], dtype=torch.float64) for x in (local, nodes, gpus)))
+def _group(local: int, nodes: int, gpus: int, intra: Link = INTRA) -> RingGroup:
+    sizes = (torch.tensor([float(x)], dtype=torch.float64) for x in (local, nodes, gpus))
+    return RingGroup(*sizes, intra, INTER)
 
 
 def test_ring_all_reduce_inside_a_node() -> None:
     size = torch.tensor([1e9], dtype=torch.float64)
     expected = 2 * 7 / 8 * 1e9 / 100e9 + 2 * 3 * 2e-6
-    assert float(all_reduce(size, _group(8, 1, 8), INTRA, INTER)) == pytest.approx(expected)
+    assert float(all_reduce(size, _group(8, 1, 8))) == pytest.approx(expected)
 
 
 def test_rings_share_a_nodes_link() -> None:
     size = torch.tensor([1e9], dtype=torch.float64)
     # 4 data-parallel groups of one rank a node (tp = 4): 4 rings over one link of 20 GB/s
     expected = (3 / 4) * 1e9 * 4 / 20e9 + 2 * 10e-6
-    assert float(reduce_scatter(size, _group(1, 4, 4), INTRA, INTER)) == pytest.approx(expected)
+    assert float(reduce_scatter(size, _group(1, 4, 4))) == pytest.approx(expected)
     # one group of 4 ranks a node: each ring carries a quarter, so the link carries the tensor once
-    whole = float(reduce_scatter(size, _group(4, 4, 4), INTRA, INTER))
+    whole = float(reduce_scatter(size, _group(4, 4, 4)))
     inside = 3 / 4 * 1e9 / 100e9 + 2 * 2e-6
     assert whole == pytest.approx(inside + (3 / 4) * 1e9 / 20e9 + 2 * 10e-6)
 
@@ -32,8 +33,8 @@ def test_rings_share_a_nodes_link() -> None:
 def test_a_shared_link_inside_a_node_is_divided_by_its_groups() -> None:
     size = torch.tensor([1e9], dtype=torch.float64)
     shared = Link(INTRA.bandwidth, 0.0, shared=True)
-    alone = float(all_reduce(size, _group(2, 1, 8), Link(INTRA.bandwidth, 0.0), INTER))
-    assert float(all_reduce(size, _group(2, 1, 8), shared, INTER)) == pytest.approx(4 * alone)
+    alone = float(all_reduce(size, _group(2, 1, 8, Link(INTRA.bandwidth, 0.0))))
+    assert float(all_reduce(size, _group(2, 1, 8, shared))) == pytest.approx(4 * alone)
 
 
 def test_without_a_switch_a_group_has_the_links_between_its_gpus() -> None:
@@ -41,8 +42,8 @@ def test_without_a_switch_a_group_has_the_links_between_its_gpus() -> None:
     assert float(p2p(size, 1, ways, inside_node=True)) == pytest.approx(0.7)
     # an all-gather of n GPUs: each sends its n-th part to the n - 1 others, by a link of 10 GB/s each
     for n in (2, 4, 8):
-        assert float(reduce_scatter(size, _group(n, 1, 8), ways, INTER)) == pytest.approx(0.7 / n)
-    assert float(reduce_scatter(size, _group(1, 1, 8), ways, INTER)) == 0.0
+        assert float(reduce_scatter(size, _group(n, 1, 8, ways))) == pytest.approx(0.7 / n)
+    assert float(reduce_scatter(size, _group(1, 1, 8, ways))) == 0.0
     assert float(p2p(size, 1, ways, inside_node=False)) == pytest.approx(0.1)
 
 
@@ -66,7 +67,7 @@ def test_one_ring_sends_the_whole_tensor_by_one_adapter() -> None:
     size = torch.tensor([1e9], dtype=torch.float64)
     group = single_ring(_group(8, 4, 8), torch.tensor([True]))
     expected = 3 / 4 * 1e9 / (20e9 / 8) + 2 * 10e-6
-    assert float(reduce_scatter(size, group, INTRA, INTER)) == pytest.approx(expected)
+    assert float(reduce_scatter(size, group)) == pytest.approx(expected)
     assert single_ring(_group(8, 1, 8), torch.tensor([True])) == _group(
         8, 1, 8
     )  # inside a node nothing changes

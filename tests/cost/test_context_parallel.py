@@ -46,7 +46,7 @@ def test_keys_and_values_are_gathered_once_forward_and_twice_backward() -> None:
     tokens = 16 * 64 / (2 * 2)  # two micro-batches, dp 2: of all four context ranks
     four, one = (torch.tensor([x], dtype=torch.float64) for x in (4.0, 1.0))
     whole = 2 * 2 * 64 * tokens * one  # keys and values in bf16
-    gather = float(reduce_scatter(whole, RingGroup(four, one, four), group.intra_node, inter))
+    gather = float(reduce_scatter(whole, RingGroup(four, one, four, group.intra_node, inter)))
     assert cost(problem, 4).breakdown_s["context_parallel"] == pytest.approx(
         2 * 4 * 3 * gather, rel=1e-9
     )
@@ -111,7 +111,7 @@ def test_tensor_parallel_groups_wider_than_a_node_of_four_are_priced_and_searche
     four, two = (torch.tensor([x], dtype=torch.float64) for x in (4.0, 2.0))
     size = 2 * 64 * (16 * 64 / 2) * torch.ones(1, dtype=torch.float64)
     per_iteration = 2 * float(
-        reduce_scatter(size, RingGroup(four, two, four), group.intra_node, inter)
+        reduce_scatter(size, RingGroup(four, two, four, group.intra_node, inter))
     )
     count = sum(
         layer.tp_collectives + layer.tp_collectives_backward for layer in problem.model.layers

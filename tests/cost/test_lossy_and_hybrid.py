@@ -19,6 +19,7 @@ from darts_parallel.cost.sharding import BUCKET
 from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.plans.space import outer_spaces
 from darts_parallel.plans.strategy import LayerStrategy, Plan
+from darts_parallel.problem.cluster import Link
 from darts_parallel.problem.problem import Problem, load_problem
 
 TOY = ["model=toy", "cluster=toy", "training=toy"]
@@ -45,7 +46,9 @@ def test_inner_groups_fill_a_node_first_and_sizes_multiply(local: int, nodes: in
         [float(d) for d in range(1, ranks + 1) if ranks % d == 0], dtype=torch.float64
     )
     one = torch.ones_like(inner)
-    near, far = split_group(RingGroup(local * one, nodes * one, local * one), ranks * one, inner)
+    link = Link(1e9, 0.0)
+    group = RingGroup(local * one, nodes * one, local * one, link, link)
+    near, far = split_group(group, ranks * one, inner)
     assert torch.equal(near.local * near.nodes, inner)
     assert torch.equal(near.local * near.nodes * far.local * far.nodes, ranks * one)
     assert torch.equal(near.local, torch.gcd(inner.long(), torch.tensor(local)).double())
@@ -53,9 +56,9 @@ def test_inner_groups_fill_a_node_first_and_sizes_multiply(local: int, nodes: in
 
 def test_hybrid_sharding_synchronises_in_two_hops() -> None:
     problem = load_problem([*PLAIN, "model.tie_embeddings=false"])  # 2 nodes of 4
-    intra, inter = problem.cluster.groups[0].intra_node, problem.cluster.inter_node
+    links = problem.cluster.groups[0].intra_node, problem.cluster.inter_node
     four, two, one = (torch.tensor([x], dtype=torch.float64) for x in (4.0, 2.0, 1.0))
-    node, across = RingGroup(four, one, four), RingGroup(one, two, four)
+    node, across = RingGroup(four, one, four, *links), RingGroup(one, two, four, *links)
     hybrid = cost(problem, zero_stage=1, shard_size=4)
     total = 0.0
     assert (
@@ -64,10 +67,10 @@ def test_hybrid_sharding_synchronises_in_two_hops() -> None:
     for layer in problem.model.layers[:-1]:
         count = torch.tensor([float(layer.parameters(256))], dtype=torch.float64)
         # float32 gradients inside the node, their quarters between nodes, bf16 parameters back, in buckets
-        links = (intra, inter, count / BUCKET)
-        total += float(reduce_scatter(4.0 * count, node, *links))
-        total += float(all_reduce(4.0 * count / 4, across, *links))
-        total += float(reduce_scatter(2.0 * count, node, *links))
+        messages = count / BUCKET
+        total += float(reduce_scatter(4.0 * count, node, messages))
+        total += float(all_reduce(4.0 * count / 4, across, messages))
+        total += float(reduce_scatter(2.0 * count, node, messages))
     assert hybrid.breakdown_s["gradient_sync"] == pytest.approx(total, rel=1e-9)
 
 

@@ -22,7 +22,7 @@ from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.plans._expert_degrees import expert_layer
 from darts_parallel.plans.space import OuterSpace, outer_spaces
 from darts_parallel.plans.strategy import LayerStrategy
-from darts_parallel.problem.cluster import GIB
+from darts_parallel.problem.cluster import GIB, Link
 from darts_parallel.problem.problem import Problem
 from tests.support.random_plans import random_plans
 
@@ -157,8 +157,8 @@ def test_a_rank_launches_the_kernels_of_its_own_experts() -> None:
 
 def test_a_flex_dispatcher_sends_a_token_once_to_each_domain_and_rank() -> None:
     (experts,) = {layer.experts for layer in toy().model.layers if layer.experts is not None}
-    two = torch.tensor([2.0], dtype=torch.float64)
-    inside, across = _flex_copies(experts, RingGroup(two, two, two))
+    two, link = torch.tensor([2.0], dtype=torch.float64), Link(1e9, 0.0)
+    inside, across = _flex_copies(experts, RingGroup(two, two, two, link, link))
     assert float(inside) == pytest.approx(experts.distinct(4) / 2)
     assert float(across) == pytest.approx(experts.distinct(2) / 2)
     assert experts.distinct(2) < experts.distinct(4)

@@ -27,7 +27,7 @@ from darts_parallel.cost.sharding import ShardGroup, frozen_bytes
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms._term import Contribution, CostTerm
 from darts_parallel.errors import UnsupportedError
-from darts_parallel.problem import Experts, Gemm, LayerSpec
+from darts_parallel.problem import Experts, Gemm, LayerSpec, Link
 
 PERMUTED = {"alltoall": 8.0, "flex": 4.0}
 """Elements per routed row and hidden feature that permutation moves in one pass. A plain
@@ -211,8 +211,9 @@ def exchange_seconds(stage: StageContext, layer: LayerSpec) -> Tensor:
     experts = _experts(layer)
     etp = stage.choices.etp
     size = _load(stage, experts) * stage.width * _tokens(stage) * experts.hidden
-    links = (stage.group.intra_node, stage.cluster.nic(stage.topology.group))
-    rows = reduce_scatter(etp * size * experts.top_k, stage.tensor_parallel(etp), *links)
+    intra, inter = _links(stage)
+    ring = replace(stage.tensor_parallel(etp), intra=intra, inter=inter)
+    rows = reduce_scatter(etp * size * experts.top_k, ring)
     return 2.0 * (rows + dispatch_seconds(stage, experts, size))
 
 
@@ -232,9 +233,12 @@ def dispatch_seconds(stage: StageContext, experts: Experts, size: Tensor) -> Ten
     group = _expert_group(stage)
     inside, across = _flex_copies(experts, group) if flex else _plain_copies(experts, group)
     share = device.all_to_all_efficiency * (device.flex_gain if flex else 1.0)
-    intra = stage.group.intra_node
-    inter = stage.cluster.nic(stage.topology.group)
-    return all_to_all(size * inside, size * across, group, intra, inter, share)
+    return all_to_all(size * inside, size * across, group, share)
+
+
+def _links(stage: StageContext) -> tuple[Link, Link]:
+    """Return the links inside and between the nodes of the group that decides the stage's speed."""
+    return stage.group.intra_node, stage.cluster.nic(stage.topology.group)
 
 
 def _expert_group(stage: StageContext) -> RingGroup:
@@ -246,7 +250,7 @@ def _expert_group(stage: StageContext) -> RingGroup:
         inside.append(max(on_node // int(etp), 1))
     local = float_tensor(inside)
     gpus = torch.full_like(local, stage.topology.gpus_per_node)
-    return RingGroup(local, choices.ep / local, gpus)
+    return RingGroup(local, choices.ep / local, gpus, *_links(stage))
 
 
 def _plain_copies(experts: Experts, group: RingGroup) -> tuple[Tensor, Tensor]:
