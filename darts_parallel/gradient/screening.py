@@ -65,11 +65,10 @@ class MoveEvaluator:
     """
     simulated: int = field(default=0, init=False)
     """Plans whose true cost was computed."""
-    paths: dict[int, list[Criticalities]] = field(init=False)
+    paths: dict[int, list[Criticalities]] = field(
+        default_factory=lambda: defaultdict(list), init=False
+    )
     """Critical paths by pipeline configuration, newest last."""
-
-    def __post_init__(self) -> None:
-        self.paths = defaultdict(list)
 
     def seconds(self, plans: HardPlans, best: float) -> Tensor:
         """Price plans that are faster than `best`: seconds per iteration, shape `(B,)`.
@@ -125,19 +124,18 @@ class MoveEvaluator:
 
     def _simulate(self, plans: "_Priced") -> Tensor:
         """Return the seconds of plans, `(B,)`; remember a critical path of the fastest."""
-        times = plans.simulated(self.table)
-        self.simulated += len(times)
-        self._remember(plans[times.argmin().unsqueeze(0)])
-        return times
-
-    def _remember(self, plan: "_Priced") -> None:
-        """Keep a critical path of one plan."""
         table = self.table
-        outer = int(plan.outer[0])
-        count = table.num_micro_batches[plan.outer]
-        path = Criticalities.of(plan.passes, plan.sync, count, table.pipeline)
+        counts = table.num_micro_batches[plans.outer]
+        total, _ = simulated_seconds(plans.passes, plans.sync, counts, table.pipeline)
+        times = total + plans.per_iteration
+        self.simulated += len(times)
+        row = times.argmin().unsqueeze(0)
+        best = plans[row]
+        path = Criticalities.of(best.passes, best.sync, counts[row], table.pipeline)
+        outer = int(best.outer[0])
         newest = self.paths[outer][1 - MAX_PATHS :]
         self.paths[outer] = [*newest, path]
+        return times
 
     def _bounds(self, plans: "_Priced", *, newest: bool = False) -> Tensor:
         """Bound the seconds of plans, `(B,)`, by all paths of their configurations or the newest."""
@@ -170,9 +168,3 @@ class _Priced:
 
     def __getitem__(self, rows: Tensor) -> "_Priced":
         return _Priced(*(values[rows] for values in vars(self).values()))
-
-    def simulated(self, table: CostTable) -> Tensor:
-        """Return seconds per iteration, `(B,)`."""
-        counts = table.num_micro_batches[self.outer]
-        total, _ = simulated_seconds(self.passes, self.sync, counts, table.pipeline)
-        return total + self.per_iteration
