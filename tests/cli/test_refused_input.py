@@ -84,6 +84,7 @@ REFUSED = [
     ("qlora=true", "is not a key", "try training.lora_rank=16 training.frozen_bits=4."),
     ("hsdp=8", "hsdp=8 is not a key", "try space.shard_size=8."),
     ("space.schedule=1f1b", "is not a key", "try space.schedules=[1f1b]."),
+    ("space.axis_order=pp", "is not a key", "try pp=2, with pipelines across nodes"),
     ("ulysses=2", "is not a key", "since Ulysses is not in the space."),
     ("virtual_pipeline_model_parallel_size=2", "is not a key", "try vpp=2."),
     ("cluster=h200_8x8", "group cluster", "or cluster=box gpu=NAME gpus=8 nodes=1 for another"),
