@@ -10,7 +10,14 @@ from typing import Any, get_args, get_origin
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import errors
 
-from darts_parallel.config._keys import TYPE_WORDS, closest_key, type_at, walk
+from darts_parallel.config._keys import (
+    TYPE_WORDS,
+    all_fields,
+    closest_key,
+    plain_type,
+    type_at,
+    walk,
+)
 from darts_parallel.config.checks import member_sentence
 from darts_parallel.config.schema import Config, config_dir
 from darts_parallel.config.trainer import group_names
@@ -38,7 +45,12 @@ THOUSANDFOLD = ("", "K", "M", "G")
 THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
 SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '([^=]+)=(.*?)' 1\.")
 UNKNOWN_KEY = re.compile(r"(?:override|delete from config\.) '([^'=]+)")
-WRONG_GROUP = re.compile(r"In '([^']+)/[^']+': ValidationError")
+WRONG_GROUP = re.compile(
+    r"In '([^']+)/[^']+': (?:ValidationError|ConfigTypeError)"
+    r"(?:.* subclass of (.+?)\. value: (.*?) full_key)?"
+)
+PACKAGES = re.compile(r"\w+\.")
+"""The packages before the name of a type."""
 NO_FOLDER = re.compile(r"Additional config directory '([^']*)' not found")
 LIBRARY_TALK = re.compile(
     r" See https?://\S+ for details\.?| (full_key|reference_type|object_type)[:=].*$"
@@ -220,7 +232,7 @@ def _text_sentence(text: str, given: dict[str, str], schema: Any) -> str:
     if match := UNKNOWN_KEY.search(text):
         return _unknown_key(match[1], given, schema)
     if match := WRONG_GROUP.search(text):
-        return f"{match[1]} {_must_be(type_at(match[1], schema), '')}"
+        return _wrong_file(schema, *match.groups(""))
     if match := NO_FOLDER.search(text):
         near = next(parent for parent in Path(match[1]).absolute().parents if parent.is_dir())
         return f"--config-dir={match[1]} must be a folder; try {near}."
@@ -234,6 +246,24 @@ def _text_sentence(text: str, given: dict[str, str], schema: Any) -> str:
                 return sentence
     text = LIBRARY_TALK.sub("", text)
     return text if text.endswith((".", "?")) else f"{text}."
+
+
+def _wrong_file(schema: Any, group: str, wanted: str, value: str) -> str:
+    """Say which keys of a group take a type, where a file gives another one.
+
+    Args:
+        wanted: Name of the type; empty: of a list.
+        value: As the file has it; empty where it is not known.
+    """
+    kind = type_at(group, schema)
+    keys = []
+    for key, _, entry in all_fields(kind, f"{group}."):
+        if (wanted or "list[").lower() in PACKAGES.sub("", str(entry.type)).lower():
+            keys.append(key)
+            kind = plain_type(entry.type)
+    shown = " or ".join(keys) or group
+    shown += f"={value}" if keys and value else ""
+    return f"{shown} {_must_be(kind, value)}"
 
 
 def _inside_null(key: str, value: str, schema: Any) -> str:

@@ -6,7 +6,7 @@
 exporter refuses the same rules.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from omegaconf import MISSING
 
-from darts_parallel.config.checks import as_yaml, one_of, ranged
+from darts_parallel.config.checks import as_yaml, one_of, ranged, require, require_member
 
 
 def config_dir() -> Path:
@@ -58,8 +58,22 @@ class Lack:
     instead: str
     """Overrides of the closest space without the combination."""
 
+    def __post_init__(self) -> None:
+        for key, wanted in self.when.items():
+            rule = "be a list of values, some or many"
+            valid = isinstance(wanted, Sequence) and (
+                not isinstance(wanted, str) or wanted in ABOVE
+            )
+            require(valid, f"trainer.lacks.when.{key}={wanted}", rule, f"[{wanted}]")
+
     def holds(self, facts: Mapping[str, Any]) -> bool:
-        """Return whether every setting of `plan.trainers.facts` has one of the values."""
+        """Return whether every setting of `plan.trainers.facts` has one of the values.
+
+        Errors:
+            ConfigError: `when` names no setting.
+        """
+        for key in self.when.keys() - facts.keys():
+            require_member("trainer.lacks.when", key, tuple(facts))
         return all(
             facts[key] > ABOVE[wanted] if isinstance(wanted, str) else facts[key] in wanted
             for key, wanted in self.when.items()

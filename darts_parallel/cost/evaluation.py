@@ -19,7 +19,7 @@ from darts_parallel.cost.stage_costs import device_bytes, kept_bytes
 from darts_parallel.cost.table import build_tables, with_memory
 from darts_parallel.cost.terms import plan_contributions, terms_of
 from darts_parallel.cost.tolerances import BOUND_TOLERANCE, PLAN_MEMORY_TOLERANCE
-from darts_parallel.errors import ConfigError
+from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.plans import Plan, plan_space
 from darts_parallel.plans import check_plan as check_plan
 from darts_parallel.problem import Cluster, Model, Problem
@@ -361,9 +361,13 @@ def evaluate(plan: Plan, problem: Problem) -> CostBreakdown:
     """Price a hard plan.
 
     Errors:
-        PlanError: the plan does not fit the problem (layers, devices, batch, heads).
+        PlanError: it is no plan, or does not fit the problem (layers, devices, batch, heads).
         ConfigError: the user's own terms leave seconds below 0.
     """
+    if not isinstance(plan, Plan):
+        raise PlanError(
+            f"evaluate({type(plan).__name__}, ...) must get a Plan; try evaluate(planned.plan, problem)."
+        )
     table, hard, cost = hard_plan(plan, problem)
     cluster = problem.cluster.arranged(plan.node_order)
     if problem.config.cost.knows_stages:

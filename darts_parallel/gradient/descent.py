@@ -38,6 +38,7 @@ What the gradient is worth stands in docs/explanation/gradient.md: it decides th
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import index as whole_number
 from operator import itemgetter
 
 import torch
@@ -528,7 +529,7 @@ def search(
     """
     config = config or problem.config.search
     tables = build_tables(problem)
-    chosen = problem.config.search.seed if seed is None else seed
+    chosen = problem.config.search.seed if seed is None else whole_number(seed)
     result = search_tables(tables, problem.config.space.kind, config, chosen, on_record=on_record)
     if result is None:
         raise NoPlanFitsError(problem, tables)

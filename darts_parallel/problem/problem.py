@@ -144,6 +144,8 @@ def load_problem(overrides: list[str] | None = None, config_dir: str | None = No
     """
     if isinstance(overrides, str):
         raise ConfigError(f"overrides={overrides!r} must be a list; try {overrides.split()}.")
+    texts = all(isinstance(one, str) for one in overrides or ())
+    require(texts, f"overrides={overrides!r}", "be a list of texts", '["model=llama3_8b", "tp=2"]')
     config = load_config(overrides, config_dir, check_import)
     rule = "be read by Plan.from_dict, since its job is not read here"
     require(config.plan is None, f"plan={config.plan}", rule, "the words of its job")

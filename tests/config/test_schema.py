@@ -72,6 +72,8 @@ BROKEN_CLUSTERS = [
     ("{bf16: 125.0, fp32: 31.2}", "125", "cluster.devices.a10.peak_TFLOPs=125 must be a mapping"),
     (CONTRACT, "just a word\n", "not a key"),
     (CONTRACT, "- 1\n", "cluster must be a mapping"),
+    ("{bf16: 125.0, fp32: 31.2}", "[125]", "cluster.devices.*.peak_TFLOPs or "),
+    (CONTRACT, "nodes: {count: 1}\n", "cluster.nodes or cluster.runs must be a list; try []."),
     (CONTRACT, "name: [\n", "mine.yaml"),
     (CONTRACT, "", "cluster.name is missing"),
 ]

@@ -1,6 +1,7 @@
 """`space.trainer`: what a search restricted to a trainer finds, the trainer takes."""
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -149,6 +150,26 @@ def test_a_trainer_is_a_file_of_data_whose_rules_name_settings_and_an_exporter()
             lack.holds(known)
             assert all("=" in way for way in lack.instead.split(" or ")[0].split()), lack
     assert set(TARGETS) == set(EXPORTS)
+
+
+@pytest.mark.parametrize(
+    ("when", "sentence"),
+    [
+        ("tp: 4", r"trainer\.lacks\.when\.tp=4 must be a list of values, some or many; try \[4\]"),
+        ("tp: lots", r"\.when\.tp=lots must be a list of values, some or many"),
+        ("tpp: many", r"trainer\.lacks\.when=tpp must be one of .*; try tp\."),
+    ],
+)
+def test_a_rule_of_an_own_trainer_that_names_no_setting_is_refused(
+    tmp_path: Path, when: str, sentence: str
+) -> None:
+    """It ended in a traceback."""
+    head = "# @package _global_\nspace: {trainer: megatron}\ntrainer:\n  name: megatron\n"
+    rule = f"  lacks: [{{when: {{{when}}}, why: because, instead: tp=1}}]\n"
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer/own.yaml").write_text(head + rule)
+    with pytest.raises(ConfigError, match=sentence):
+        outer_spaces(load_problem([*TOY, "trainer=own"], str(tmp_path)))
 
 
 def test_a_trainer_with_pins_that_it_never_runs_is_refused() -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from darts_parallel.config import SearchConfig
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import PlanError
+from darts_parallel.gradient.descent import search
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.outcome import Outcome
@@ -241,3 +243,5 @@ def test_integers_of_other_libraries_are_integers_of_a_plan(toy_problem: Problem
     cost = evaluate(plan, toy_problem)
     assert json.loads(json.dumps(plan_dict(Outcome(toy_problem, plan, cost))))["pp"] == 2
     assert LayerStrategy(1, 1, 0, "none", True).sequence_parallel is True
+    few = SearchConfig(num_steps=2, num_restarts=1)
+    assert search(toy_problem, np.int64(3), config=few).seed == 3

@@ -178,6 +178,13 @@ def test_a_plan_is_saved_below_the_users_folder(
 def test_a_text_in_place_of_a_problem_is_refused_in_one_sentence() -> None:
     with pytest.raises(DartsParallelError, match=r"must get a problem; try plan\(load_problem"):
         plan("model=llama3_8b")
+    problem = load_problem(["model=toy", "cluster=toy", "training=toy"])
+    with pytest.raises(
+        DartsParallelError, match=r"evaluate\(Problem, \.\.\.\) must get a Plan; try"
+    ):
+        evaluate(problem, problem)
+    with pytest.raises(DartsParallelError, match="must be a list of texts; try"):
+        load_problem(["model=toy", 5])  # type: ignore[list-item]
     with pytest.raises(DartsParallelError, match=r"must be a list; try \['model=toy', 'tp=2'\]"):
         load_problem("model=toy tp=2")
 
