@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from darts_parallel.config import run_folder, without_words
 from darts_parallel.config.checks import quoted
 from darts_parallel.errors import ConfigError
 from darts_parallel.export import export_plan
@@ -168,3 +169,20 @@ def test_brackets_and_quotes_in_names_and_folders_are_printed_as_they_are(comman
     assert "[/red] $(touch PWNED) (220,544 parameters) on toy" in outcome.out
     assert "explain [bold]$(x)/[/red]/plan.json" in outcome.out
     assert "PWNED" not in "".join(outcome.files)
+
+
+def test_the_users_folder_is_written_out_where_a_shell_leaves_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind a key with a dot a shell leaves `~`, and a folder of that name was made."""
+    monkeypatch.setenv("HOME", "/home/ü")
+    given = [
+        "hydra.run.dir=~/a",
+        "plan='~/b=c/plan.json'",
+        "model.path=a~/b",
+        "~model.path",
+        "tp=2",
+    ]
+    written = ["hydra.run.dir=/home/ü/a", "plan='/home/ü/b=c/plan.json'", *given[2:4], "space.tp=2"]
+    assert without_words(given) == written
+    assert str(run_folder(["hydra.run.dir=~/a"])) == "/home/ü/a"
