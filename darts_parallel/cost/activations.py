@@ -70,7 +70,7 @@ def activation_bytes(stage: StageContext, layer: LayerSpec) -> dict[str, Tensor]
     tp = stage.choices.tp
     shards = stage.choices.sequence_shards
     modules = stage.training.recompute_modules
-    gate = _gate_bytes(stage, layer)
+    gate = stage.software.gate_kept * mlp_bytes(layer, tp, -1.0)
     linear = _linear_bytes(stage, layer) + gate
     scores = layer.score_bytes * stage.training.seq_len / tp
     # the specification of layers counts 2 bytes an element
@@ -103,16 +103,18 @@ def _linear_bytes(stage: StageContext, layer: LayerSpec) -> Tensor:
     if stage.software.gathered_inputs:
         inputs = sum(gemm.in_features for gemm in layer.gemms if gemm.split in OUTPUT_SPLITS)
         linear = linear + 2.0 * inputs * (1.0 - 1.0 / shards)
+    if stage.software.eager_blocks:
+        # next to the input in 16 bits; a frozen scale needs no normalized one
+        linear = linear + (4.0 - 2.0 * layer.frozen) * layer.normed / shards
     return linear
 
 
-def _gate_bytes(stage: StageContext, layer: LayerSpec) -> Tensor:
-    """Return the bytes per token of gates of MLPs, where the framework keeps them, `(C,)`."""
-    tp = stage.choices.tp
-    total = torch.zeros_like(tp)
-    if stage.software.gate_kept:
-        for part in layer.parts:
-            if part.module == "mlp":
-                gated, projection = part.gemms
-                total = total + 2.0 * (gated.out_features - projection.in_features) / tp
-    return total
+def mlp_bytes(layer: LayerSpec, tp: Tensor, sign: float) -> Tensor:
+    """Return the bytes a token of all inner features of a block's MLP in 16 bits, `(C,)`.
+
+    Args:
+        sign: 1.0; -1.0 for the gates alone.
+    """
+    mlps = [part.gemms for part in layer.parts if part.module in ("mlp", "shared_experts")]
+    inner = sum(ins.out_features + sign * outs.in_features for ins, outs in mlps)
+    return 2.0 * inner / tp

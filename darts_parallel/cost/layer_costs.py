@@ -11,6 +11,7 @@ from darts_parallel.cost.activations import (
     activation_bytes,
     between_passes,
     key_value_bytes,
+    mlp_bytes,
     weight_gradient_bytes,
 )
 from darts_parallel.cost.collectives import all_reduce, wire_bytes
@@ -35,7 +36,7 @@ from darts_parallel.cost.sharding import (
 )
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms import TERMS, Contribution, CostTerm, terms_of
-from darts_parallel.problem import LayerSpec
+from darts_parallel.problem import LayerSpec, Scalar
 
 CONTEXT = "context_parallel"
 MESSAGES = tuple(dict.fromkeys([CONTEXT, *(term.message for term in TERMS if term.message)]))
@@ -117,8 +118,7 @@ def layer_costs(stage: StageContext, layer: LayerSpec, *, counts_table: bool) ->
     timed["weight_gradient"] = of_weights + accumulation
     timed["gradient_sync"] = sync["iteration"]
     timed["optimizer"] = _optimizer_seconds(stage, layer, shards).expand_as(backward)
-    stored = _stored_bytes(stage, layer, shards, added)
-    return LayerCosts(terms=terms, **timed, **stored)
+    return LayerCosts(terms=terms, **timed, **_stored_bytes(stage, layer, shards, added))
 
 
 def _optimizer_seconds(
@@ -159,9 +159,7 @@ def _orthogonalization_seconds(stage: StageContext, layer: LayerSpec) -> Tensor:
 
 def _owned_parameters(stage: StageContext, part: ShardGroup) -> Tensor:
     """Return the parameters whose optimizer state a rank holds, `(C,)`."""
-    return torch.where(
-        stage.choices.zero_stage >= 1, part.parameters / part.shards, part.parameters
-    )
+    return part.parameters / torch.where(stage.choices.zero_stage >= 1, part.shards, 1.0)
 
 
 def _stored_bytes(
@@ -179,19 +177,23 @@ def _stored_bytes(
     activation = saved.gather(0, choices.recompute.expand(1, *whole.shape)).squeeze(0)
     static = torch.zeros_like(whole)
     optimizer_state = step = static
-    working = whole - activation
+    software = stage.software
+    gradients = software.eager_blocks * mlp_bytes(layer, choices.tp, 1.0)
+    working = whole - activation + choices.tokens * stage.width / 2.0 * gradients
     for part in shards:
         per_parameter = part.held(stage.state)
         owned = _owned_parameters(stage, part)
         optimizer_state = optimizer_state + owned * per_parameter.optimizer
         static = static + static_bytes(part.parameters, part.shards, zero, per_parameter)
-        step = step + _sub_group_bytes(stage, part, owned)
-        static = static + _buffered_bytes(stage, part)
+        updated = _held_at_once(stage, part, software.sub_group_parameters, part.shards)
+        step = step + SUB_GROUP_BYTES * (part.frozen is None) * updated
+        buffered = _held_at_once(stage, part, software.buffered_parameters, 1.0)
+        static = static + BUFFERED_BYTES * (part.shards > 1) * buffered
         working = working + gathered_bytes(part.parameters, zero, per_parameter)
         copies = _narrow_copies(stage, layer, part)
-        freed = (zero == 3) & stage.software.narrow_copies_freed
-        static = static + torch.where(freed, 0.0, copies)
-        working = working + torch.where(freed, copies, 0.0)
+        freed = (zero == 3) & software.narrow_copies_freed
+        static = static + copies * ~freed
+        working = working + copies * freed
     needed = weight_gradient_bytes(stage, layer)
     for own in added.values():
         needed = needed + own.kept
@@ -218,25 +220,15 @@ def _narrow_copies(stage: StageContext, layer: LayerSpec, part: ShardGroup) -> T
     return in_block * NARROW_COPIES.get(stage.training.precision, 0.0) * part.parameters
 
 
-def _buffered_bytes(stage: StageContext, part: ShardGroup) -> Tensor:
-    """Return the layer's share, by its size, of ZeRO-3's buffers of fixed size, `(C,)`."""
-    choices = stage.choices
-    whole = stage.model.num_parameters / choices.tp
-    share = (stage.software.buffered_parameters / whole).clamp(max=1.0)
-    held = (choices.zero_stage == 3) & (part.shards > 1)
-    return torch.where(held, BUFFERED_BYTES * share * part.parameters, 0.0)
-
-
-def _sub_group_bytes(stage: StageContext, part: ShardGroup, owned: Tensor) -> Tensor:
-    """Return the layer's share, by its size, of the gradients that ZeRO-3's step copies at once, `(C,)`.
+def _held_at_once(stage: StageContext, part: ShardGroup, most: float, ranks: Scalar) -> Tensor:
+    """Return the layer's share, by its size, of parameters that ZeRO-3 holds apart, `(C,)`.
 
     Args:
-        owned: Parameters whose optimizer state a rank holds, `(C,)`.
+        most: Most parameters of a rank that are held at once.
+        ranks: Ranks over which they are divided, next to tensor parallelism.
     """
-    whole = stage.model.num_parameters / (stage.choices.tp * part.shards)
-    share = (stage.software.sub_group_parameters / whole).clamp(max=1.0)
-    held = (stage.choices.zero_stage == 3) & (part.frozen is None)
-    return torch.where(held, SUB_GROUP_BYTES * share * owned, 0.0)
+    share = (most * stage.choices.tp * ranks / stage.model.num_parameters).clamp(max=1.0)
+    return (stage.choices.zero_stage == 3) * share * part.parameters / ranks
 
 
 def _half(own: LayerCosts, other: LayerCosts, whole: LayerCosts) -> LayerCosts:

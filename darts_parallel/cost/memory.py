@@ -86,7 +86,7 @@ def static_bytes(
     """
 
     def sharded(size: float, from_stage: int) -> Tensor:
-        return torch.where(zero_stage >= from_stage, size / shards, torch.full_like(shards, size))
+        return size / torch.where(zero_stage >= from_stage, shards, 1.0)
 
     optimizer = sharded(state.optimizer + state.step, 1)
     gradient = sharded(state.gradient + state.copy, 2)

@@ -193,6 +193,8 @@ class LayerSpec:
     """Kept for backward per token, outside the tp region, in 16-bit training (sharded by SP)."""
     sharded_activation_bytes: float = 0.0
     """Kept for backward per token, divided by `tp`."""
+    normed: float = 0.0
+    """Features of a token that RMSNorms read; a LayerNorm is one kernel everywhere."""
     share_for_weights: float = 1.0
     """Share of the bytes kept for backward that weights' gradients need after the input's; blocks
     have theirs from their products (`cost/activations.py`)."""
@@ -248,6 +250,7 @@ SUMMED = (
     "sharded_elements",
     "replicated_activation_bytes",
     "sharded_activation_bytes",
+    "normed",
     "gemms",
     "cores",
     "parts",

@@ -361,6 +361,7 @@ def _residuals(config: ModelConfig, counts: Sublayers) -> LayerSpec:
         replicated_parameters=parameters,
         replicated_elements=elements,
         replicated_activation_bytes=kept,
+        normed=h * counts.norms * (not config.norm_bias),
     )
 
 
@@ -428,6 +429,7 @@ def _attention(config: ModelConfig, attentions: int, near: bool) -> LayerSpec:
     kept = 2.0 * (q_size + out_size + kv_size) + 2.0 * gate + 2.0 * (normed + gated)
     # keys may be longer than values; their mean gives the same products and bytes
     core = AttentionCore(config.num_heads, kv_heads, (head_dim + value_dim) // 2, True)
+    root_mean_square = attentions * normed * (not config.norm_bias)
     moved = 2.0 * normed + 3.0 * gated  # a gate reads itself and the output, and writes the input
     divided = weights(gemms) + attentions * (bias + sinks + scales)
     whole = 2 * attentions * norm_size * head_norms
@@ -438,6 +440,7 @@ def _attention(config: ModelConfig, attentions: int, near: bool) -> LayerSpec:
         replicated_parameters=whole,
         sharded_elements=attentions * moved,
         sharded_activation_bytes=attentions * kept,
+        normed=root_mean_square,
     )
 
 

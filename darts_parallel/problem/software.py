@@ -87,6 +87,9 @@ class Software:
     part."""
     gate_kept: bool = False
     """A gated MLP keeps the gate's activation, which fused kernels compute again."""
+    eager_blocks: bool = False
+    """Every operator of a block is a kernel: an RMSNorm keeps its input in float32 and the normalized one in
+    16 bits, and backward holds the gradients of all inner features of an MLP at once."""
     narrow_copies_freed: bool = False
     """Copies of weights below 16 bits are freed with the weights that ZeRO-3 gathered, as under
     PyTorch's FSDP2."""
@@ -129,7 +132,6 @@ class Software:
         Errors:
             ConfigError: its figures are of compiled runs, and the job is not compiled.
         """
-        job = {key: getattr(training, key) for key in SWITCHED}
         if self.runs.get("compiled") and training.compiled is False:
             rule = "go with training.compiled=true, as its runs did"
             near = "training.compiled=true, or another training.software"
@@ -137,8 +139,11 @@ class Software:
         bytes_of = {"chunked": self.loss_bytes / LOSS_CHUNKS, "fused": self.fused_loss_bytes}
         loss = bytes_of.get(training.loss or "", self.loss_bytes)
         bits = training.gradient_bits or self.gradient_bits
-        known = {key: value for key, value in job.items() if value is not None}
-        return replace(self, gradient_bits=bits, loss_bytes=loss, job=known)
+        job = {key: own for key in SWITCHED if (own := getattr(training, key)) is not None}
+        own = replace(self, gradient_bits=bits, loss_bytes=loss, job=job)
+        # the files load Liger Kernel for it, whose norms and MLP are kernels as well
+        fused = self.eager_blocks and training.loss == "fused"
+        return replace(own, eager_blocks=False, gate_kept=False) if fused else own
 
     def switch_factors(self, speeds: Mapping[str, float]) -> dict[str, float]:
         """Return the factors by which the switches of a run move the figures of a device.
@@ -193,7 +198,7 @@ def _shipped(name: str) -> Software:
 
 def _software(name: str, data: dict[str, Any]) -> Software:
     """Build a framework of the content of its file."""
-    offsets = data.pop(OFFSETS, {})
+    offsets = data.pop("offsets", {})
     software = with_habits(name, data)
     data = {key: value for key, value in data.items() if key not in HABITS}
     known = DeviceConfig.__dataclass_fields__

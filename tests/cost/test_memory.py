@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config.model import ModelConfig
-from darts_parallel.cost.activations import activation_bytes, between_passes
+from darts_parallel.cost.activations import activation_bytes, between_passes, mlp_bytes
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.memory import StateBytes, gathered_bytes, state_bytes, static_bytes
 from darts_parallel.plans import LayerStrategy, Plan
@@ -137,3 +137,56 @@ def test_narrow_copies_of_weights_lie_next_to_them(zero: int, software: str) -> 
     block = problem.model.layers[1].parameters(0)
     factor = 1.0 if freed else float(problem.cluster.groups[0].device.state_factor)
     assert used[1] - used[0] == pytest.approx(factor * copies * 4 * block, rel=0.02)
+
+
+def test_eager_blocks_keep_what_transformers_saves_for_backward() -> None:
+    """Every saved tensor of a block counts once, but for the scales of norms and softmax (0.5 %)."""
+    modeling = pytest.importorskip("transformers.models.qwen3.modeling_qwen3")
+    sizes = dict(hidden_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=64)
+    config = modeling.Qwen3Config(**sizes, intermediate_size=768, attn_implementation="sdpa")
+    block = modeling.Qwen3DecoderLayer(config, 0).bfloat16()
+    state = torch.ones(1, S, H, dtype=torch.bfloat16, requires_grad=True)
+    angles = modeling.Qwen3RotaryEmbedding(config)(state, torch.arange(S)[None])
+    given = {tensor.data_ptr() for tensor in (*block.parameters(), *angles)}
+    saved: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in given:
+            saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        block(state, position_embeddings=angles)
+    counted = sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) / S
+    own = ModelConfig(
+        name="x", num_layers=1, hidden_size=H, num_heads=4, vocab_size=512, max_seq_len=S
+    )
+    own = replace(own, num_kv_heads=2, ffn_hidden_size=768, gated_mlp=True, qk_norm=True)
+    own = replace(own, norm_bias=False, linear_bias=False, dropout=False)
+    one = torch.ones(1, 1)
+    layer = Model(own, True).layers[1]
+    eager = _stage(S * one, one[0], one[0], eager_blocks=True, gate_kept=True)
+    assert float(activation_bytes(eager, layer)["none"]) == pytest.approx(S * counted, rel=0.01)
+    usual = activation_bytes(_stage(S * one, one[0], one[0]), layer)["none"]
+    assert float(usual) < 0.8 * S * counted
+
+
+def test_backward_of_a_recomputed_eager_block_holds_the_gradients_of_its_mlp() -> None:
+    """At the peak of its backward pass three tensors of the width of its MLP are gradients."""
+    tokens, ffn = 512, 14336
+    job = ["model=llama3_8b", "cluster=h100_1x8", f"training.seq_len={tokens}"]
+    layers = (LayerStrategy(1, 8, 3, "full", False),) * 35
+    problem = load_problem([*job, "training.software=accelerate"])
+    eager = problem.software
+    plan = Plan(1, (0, 35), layers)
+    used = {}
+    for blocks in (False, True):
+        own = replace(problem, software=replace(eager, eager_blocks=blocks))
+        used[blocks] = evaluate(plan, own).memory_bytes[0]
+    batch = problem.training.global_batch_size // 8
+    norms = 4.0 * 2 * 4096 * problem.cluster.groups[0].device.activation_factor
+    more = tokens * batch * (norms + 2.0 * 3 * ffn)
+    assert used[True] - used[False] == pytest.approx(float(more), rel=1e-6)
+    block = problem.model.layers[1]
+    assert float(mlp_bytes(block, torch.ones(1), 1.0)) == 2.0 * 3 * ffn
+    assert float(mlp_bytes(block, torch.ones(1), -1.0)) == 2.0 * ffn
