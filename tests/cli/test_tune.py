@@ -64,6 +64,7 @@ def test_plans_of_other_risk_are_candidates_where_the_plan_names_them(first: Pat
     assert _risk_levels(problem, str(source)) == [safe]
 
 
+@pytest.mark.slow
 def test_the_loop_closes_right_here(
     command: Command, first: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

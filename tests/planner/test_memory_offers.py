@@ -60,6 +60,7 @@ def test_every_offer_has_the_seconds_and_the_chance_of_its_command(job: tuple[st
         assert found.out_of_memory == pytest.approx(1 - float(fits) / 100, abs=0.02)
 
 
+@pytest.mark.slow
 def test_more_nodes_of_unlike_ones_are_named_by_their_gpu() -> None:
     said = refused("model=llama2_70b", "cluster=a10_a100_mixed")
     assert re.search(r"\d+ nodes of a100_40 instead of 1 \(", said)
@@ -159,6 +160,7 @@ def test_a_choice_that_is_free_is_not_offered() -> None:
         assert ("space.zero_stage=3" in changes) == offered
 
 
+@pytest.mark.slow
 def test_offers_say_where_they_break_a_limit() -> None:
     """They named plans that fit with 50 %, or beyond the deadline, as those that help."""
     hours = ("objective=cost_under_deadline", "objective.num_iterations=3600")
