@@ -18,6 +18,7 @@ from darts_parallel.problem.problem import load_problem
 from darts_parallel.problem.software import Software
 
 H, HEADS, S, B = 256, 8, 128, 2
+LOSSES = ("full", "fused")
 
 
 def _config() -> ModelConfig:
@@ -190,3 +191,10 @@ def test_backward_of_a_recomputed_eager_block_holds_the_gradients_of_its_mlp() -
     block = problem.model.layers[1]
     assert float(mlp_bytes(block, torch.ones(1), 1.0)) == 2.0 * 3 * ffn
     assert float(mlp_bytes(block, torch.ones(1), -1.0)) == 2.0 * ffn
+
+
+def test_a_fused_loss_loads_kernels_that_keep_no_norms_and_gates() -> None:
+    job = ["model=llama3_8b", "cluster=h100_1x8", "training.software=accelerate"]
+    usual, fused = (load_problem([*job, f"training.loss={loss}"]).software for loss in LOSSES)
+    assert (usual.eager_blocks, usual.gate_kept) == (True, True)
+    assert (fused.eager_blocks, fused.gate_kept) == (False, False)
