@@ -110,10 +110,13 @@ def _linear_bytes(stage: StageContext, layer: LayerSpec) -> Tensor:
 
 
 def mlp_bytes(layer: LayerSpec, tp: Tensor, sign: float) -> Tensor:
-    """Return the bytes a token of all inner features of a block's MLP in 16 bits, `(C,)`.
+    """Return the bytes a token of the inner features of a block's MLP in 16 bits, `(C,)`.
+
+    The first product gives the gate and the value. The second one reads their product.
 
     Args:
-        sign: 1.0; -1.0 for the gates alone.
+        sign: 1.0 counts gate, value and product. -1.0 takes the product from gate and value, which
+            leaves the gate; nothing is left of an MLP without one.
     """
     mlps = [part.gemms for part in layer.parts if part.module in ("mlp", "shared_experts")]
     inner = sum(ins.out_features + sign * outs.in_features for ins, outs in mlps)

@@ -371,9 +371,15 @@ def test_orders_settle_where_half_of_the_first_round_gains_the_same(
     assert ends == []
 
 
-def test_no_order_is_annealed_again_after_the_deadline() -> None:
-    late: Any = SimpleNamespace(late=True, seed=0, found=[None])
-    OrderSearch._anneal_again(late, 1000)  # no order is asked for
+@pytest.mark.parametrize("late", [True, False])
+def test_no_order_is_annealed_again_after_the_deadline(late: bool) -> None:
+    asked = []
+    problem = SimpleNamespace(work=1, annealed=lambda *given: asked.append(given))
+    found = [SimpleNamespace(problem=problem)]
+    search: Any = SimpleNamespace(late=late, seed=0, found=found, state=None)
+    search._add = lambda *given: None
+    OrderSearch._anneal_again(search, 1000)
+    assert len(asked) == (0 if late else orders.ROUNDS)
 
 
 def test_no_order_is_searched_where_none_can_win() -> None:
