@@ -196,10 +196,8 @@ def _legal(table: CostTable, plans: HardPlans, places: _Places) -> Tensor:
     """Return whether the strategies and stages of plans are legal, `(B,)`."""
     allowed = table.allowed.take(places.outer * len(table.choices) + plans.choices).all(1)
     cut_fused = table.fused_to_previous[plans.first_layers].any(1)
-    legal = allowed & ~cut_fused
-    if table.kind_allowed is not None:
-        legal &= table.runs(places.kinds, plans.choices).all(1)
-    return legal
+    runs = table.runs(places.kinds, plans.choices).all(1)
+    return allowed & ~cut_fused & runs
 
 
 def static_bytes_of(table: CostTable, plans: HardPlans) -> Tensor:

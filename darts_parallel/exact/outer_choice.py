@@ -137,7 +137,6 @@ class Partition:
         parts: dict[int, list[_Partials]] = {}
         for first, plans in before.items():
             for end in self._ends.get((stage, first), ()):
-                self._check()
                 joined = self._join(plans, stage, first, end)
                 parts.setdefault(end, []).append(joined)
         merged = {}

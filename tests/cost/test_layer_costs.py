@@ -204,3 +204,18 @@ def test_a_block_costs_what_papers_say(
 def test_one_rank_starts_no_collective() -> None:
     alone = build_tables(gpt_block(), [OuterSpace(1, (2,), (LayerStrategy(1, 8),))])[0]
     assert float(alone.terms["tensor_parallel"].abs().max()) == 0.0
+
+
+def test_muon_orthogonalizes_the_matrices_of_blocks_alone() -> None:
+    choices = tuple(LayerStrategy(TP, DP, zero) for zero in (0, 1))
+    job, optimizer = gpt_block(), []
+    for name in ("muon", "sgd"):  # both keep one moment
+        training = replace(job.training, optimizer=name)
+        table = build_tables(replace(job, training=training), [OuterSpace(1, (2,), choices)])[0]
+        optimizer.append(table.terms["optimizer"][0, 0])
+    embedding, block, *others = (optimizer[0] - optimizer[1]).tolist()
+    # five iterations of 4 m^2 n + 2 m^3 FLOP on h x 3h, h x h and two of h x 4h
+    seconds = 5 * (4 * (3 + 1 + 4 + 4) + 4 * 2) * H**3 / PEAK
+    assert block == pytest.approx([seconds, seconds / DP], rel=1e-9)
+    assert len(others) > 0
+    assert all(other == [0.0, 0.0] for other in (embedding, *others))

@@ -5,6 +5,7 @@ import torch
 
 from darts_parallel import load_problem
 from darts_parallel.cost.layer_costs import MESSAGES, TIME_TERMS, layer_costs
+from darts_parallel.cost.sharding import context_gather
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.table import build_tables
 from darts_parallel.cost.terms import FORMULAS, TERMS
@@ -66,3 +67,18 @@ def test_a_scan_over_context_parallel_nodes_takes_their_own_link() -> None:
         problem = load_problem([*HYBRID, "space.cp=8", "space.pp=1", *links])
         seconds.append(build_tables(problem)[0].time)
     torch.testing.assert_close(seconds[0], seconds[1], rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize(("tp", "cp"), [(1, 2), (2, 2), (2, 4)])
+def test_a_scan_sends_the_heads_of_its_tensor_rank_to_its_context_ranks(tp: int, cp: int) -> None:
+    problem = load_problem([*HYBRID, f"space.cp={cp}", f"space.tp={tp}", "space.pp=1"])
+    space = outer_spaces(problem)[0]
+    stage = StageContext.build(problem, problem.cluster.stage_topology(0, 1), space)
+    (scan,) = {layer for layer in problem.model.kinds[0] if layer.scan is not None}
+    term = next(term for term in TERMS if term.name == "state-space scan")
+    none = torch.zeros(1, dtype=torch.float64)
+    forward, backward = term.message_seconds(stage, scan, (none, none))
+    # the joint product's 2 x 128 + 2 x 4 x 16 + 8 columns and the scan's 128, in bf16, of a rank's heads
+    size = 2 * (256 + 128 + 8 + 128) * stage.choices.tokens / tp
+    assert forward.tolist() == context_gather(stage, size).tolist() == backward.tolist()
+    assert bool((forward > 0).all())

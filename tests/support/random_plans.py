@@ -3,7 +3,7 @@
 import torch
 
 from darts_parallel.cost.cost_table import CostTable
-from darts_parallel.cost.evaluation import BatchCost, evaluate_batch
+from darts_parallel.cost.evaluation import BatchCost, evaluate_batch, table_reading
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
 from darts_parallel.cost.host_memory import OffloadedPlans
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans, Surrogate
@@ -49,4 +49,9 @@ def assert_surrogate_is_exact(table: CostTable, plans: HardPlans) -> BatchCost:
     torch.testing.assert_close(soft.iteration_time[:, 0], hard.iteration_time, rtol=1e-9, atol=0)
     torch.testing.assert_close(soft.memory[:, 0], hard.memory, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(soft.stage_seconds[:, 0], hard.stage_seconds, rtol=1e-9, atol=1e-15)
+    once = table_reading(table, plans).per_iteration
+    awaited = hard.iteration_time - once - hard.pipeline_end.amax(1)
+    torch.testing.assert_close(
+        soft.sync[:, 0], awaited, rtol=1e-9, atol=1e-9 * float(hard.iteration_time.max())
+    )
     return hard

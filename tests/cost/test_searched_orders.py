@@ -1,0 +1,102 @@
+"""Memory under an order of passes that no rule writes, counted pass by pass."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from darts_parallel.cost import CostTable, HardPlans, evaluate_batch, held_at_most
+from darts_parallel.schedules import find
+from tests.support.random_plans import random_plans
+from tests.support.random_tables import random_table
+
+PP, COUNT = 3, 6
+
+
+def searched_table(seed: int, schedule: str) -> CostTable:
+    """A random table under the code of a rule; every other device does some backward passes at once."""
+    chunks = find(schedule).chunks or 2
+    table = random_table(seed, pp=PP * chunks, num_layers=PP * chunks + 3, num_outer=1)
+    rng = torch.Generator().manual_seed(seed)
+    kept = table.activation * (0.2 + 1.6 * torch.rand(table.activation.shape, generator=rng))
+    pipeline = replace(table.pipeline, simulated=True, schedule=schedule, free=True)
+    table = replace(
+        table,
+        pipeline=pipeline,
+        num_micro_batches=torch.tensor([COUNT]),
+        for_weights=kept,
+        capacity=table.capacity[:PP] * chunks,
+    )
+    head, *rows = find(schedule).code(PP, COUNT, chunks).split(";")
+    joined = []
+    for device, row in enumerate(rows):
+        words = row.split()
+        for word in list(words) if device % 2 == 0 else []:
+            weights = word.replace("I", "W")
+            if "I" in word and words[words.index(word) + 1 :][:1] == [weights]:
+                words[words.index(word)] = word.replace("I", "B")
+                words.remove(weights)
+        joined.append(" ".join(words))
+    return table.with_schedule_memory().with_order(0, ";".join([head, *joined]))
+
+
+def fullest(table: CostTable, plans: HardPlans, row: int) -> list[float]:
+    """Bytes of every device at its fullest moment: one pass after the other."""
+    places, choices = plans.stages()[row].tolist(), plans.choices[row].tolist()
+    assert table.before is not None
+    before, between = [0.0] * table.num_stages, [0.0] * table.num_stages
+    static, working = [0.0] * PP, [0.0] * PP
+    for layer, (stage, choice) in enumerate(zip(places, choices, strict=True)):
+        before[stage] += float(table.before[0, layer, choice])
+        between[stage] += float(table.for_weights[0, layer, choice])
+        device = int(table.stage_device[stage])
+        static[device] += float(table.static[0, layer, choice])
+        working[device] = max(working[device], float(table.working[0, layer, choice]))
+    change = {"F": (1, 0), "B": (-1, 0), "I": (-1, 1), "W": (0, -1)}
+    found = []
+    for device, order in enumerate(
+        find(table.pipeline.schedule).orders(PP, COUNT, table.virtual_stages)
+    ):
+        now = most = 0.0
+        for kind, stage, _ in order:
+            early, late = change[kind]
+            now += early * before[stage] + late * between[stage]
+            most = max(most, now)
+        assert now == pytest.approx(0.0, abs=1e-9)
+        found.append(static[device] + working[device] + most)
+    return found
+
+
+@pytest.mark.parametrize(
+    "schedule", ["1f1b", "zero_bubble_h1", "interleaved", "zero_bubble_v", "v_min"]
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_device_holds_what_its_passes_hold_at_its_fullest_moment(
+    schedule: str, seed: int
+) -> None:
+    table = searched_table(seed, schedule)
+    plans = random_plans(table, 6, torch.Generator().manual_seed(seed))
+    memory = evaluate_batch(table, plans).memory
+    for row in range(len(plans)):
+        want = fullest(table, plans, row)
+        assert memory[row].tolist() == pytest.approx(want, rel=1e-12)
+        # the counts of that moment explain the bytes
+        early, late = held_at_most(table, plans[row : row + 1])
+        chosen = plans.choices[row].unsqueeze(1)
+        stages = plans.stages()[row]
+        columns = (table.before, table.for_weights, table.static)
+        parts = [values[0].gather(1, chosen)[:, 0] for values in columns if values is not None]
+        kept = parts[2] + early[stages] * parts[0] + late[stages] * parts[1]
+        device = table.stage_device[stages]
+        work = table.working[0].gather(1, chosen)[:, 0]
+        for number, bytes_ in enumerate(want):
+            mine = device == number
+            assert float(kept[mine].sum() + work[mine].max()) == pytest.approx(bytes_, rel=1e-12)
+
+
+def test_under_a_rule_the_counts_are_those_of_the_table() -> None:
+    table = random_table(0)
+    plan = random_plans(table, 2, torch.Generator().manual_seed(0))[1:]
+    early, late = held_at_most(table, plan)
+    assert early.tolist() == table.in_flight[1].tolist()
+    assert not late.any()
