@@ -395,3 +395,7 @@ def test_no_order_is_searched_where_none_can_win() -> None:
         bounds = [torch.full((table.num_outer,), least) for table in tables]
         search = OrderSearch(pool, "layerwise", problem.config.search, 5, bounds)
         assert bool(search._bases()) == some
+        # an order that is known already may be faster than all plans
+        for known, wins in ((1.01 * least, some), (least, False), (2 * pool.best_time, some)):
+            search.found = [SimpleNamespace(seconds=known)]  # type: ignore[list-item]
+            assert bool(search._bases()) == wins
