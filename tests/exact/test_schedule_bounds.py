@@ -124,7 +124,7 @@ def test_a_device_that_must_save_memory_pays_for_it() -> None:
     # of both strategies one is slow, the other one needs ten bytes in a layer
     backward = torch.tensor([3.0, 1.0], dtype=torch.float64).expand_as(given.backward)
     static = torch.tensor([0.0, 10.0], dtype=torch.float64).expand_as(given.static)
-    table = replace(given, **nothing, backward=backward, static=static)
+    table = replace(given, **nothing, backward=backward, static=static, kind_allowed=None)
     fast, slow = 4 * 3 * 1.0, 4 * 3 * 3.0
     bounds = []
     for capacity in (30.0, 15.0, 0.0):

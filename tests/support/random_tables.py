@@ -51,6 +51,7 @@ def random_table(
     layout = torch.cat(
         [torch.arange(num_layouts), torch.randint(num_layouts, (num_choices,), generator=rng)]
     )
+    runs = _kind_allowed(seed, kinds, allowed)
     by_layer["per_iteration"] *= (torch.arange(num_layers) == 0).unsqueeze(1) * float(rand(1) < 0.5)
     return CostTable(
         num_micro_batches=counts,
@@ -66,10 +67,23 @@ def random_table(
         in_flight=in_flight,
         causes={},
         distinct=torch.arange(num_layers),
+        kind_allowed=runs,
         for_weights=by_layer["activation"],
         **by_layer,
         **by_kind,
     )
+
+
+def _kind_allowed(seed: int, kinds: int, allowed: Tensor) -> Tensor | None:
+    """Draw strategies that one of two kinds of stage cannot run, `(Q, C)`; None in most tables."""
+    if seed % 3 or kinds == 1:
+        return None
+    number = allowed.shape[1]
+    refused = int(torch.randint(number, (1,), generator=torch.Generator().manual_seed(seed)))
+    others = torch.arange(number) != refused
+    if not (allowed & others).any(1).all():
+        return None
+    return torch.stack([torch.ones_like(others), others])
 
 
 def tables_of_one_model(seed: int) -> list[CostTable]:
