@@ -95,10 +95,9 @@ class SegmentGrid:
         objective = time * costs.time + sync * costs.sync
         objective = objective + per_iteration * costs.per_iteration
         objective = objective[:, self.members]
-        if not costs.kind_allowed.all():
-            # a strategy that a kind cannot run costs more than all layers, so it is never the least
-            penalty = objective.max() * len(costs.layer_class)
-            objective = objective + penalty * ~costs.kind_allowed[:, None, :]
+        # a strategy that a kind cannot run costs more than all layers, so it is never the least
+        penalty = objective.max() * len(costs.layer_class)
+        objective = objective + penalty * ~costs.kind_allowed[:, None, :]
         solve = self._priced if self.space_kind == "layerwise" else self._single_choices
         values = solve(objective[self._kind])
         signature = costs.stage_signatures[1][stages.stage]

@@ -1,6 +1,7 @@
 """Lower bounds: never above a true optimum, and close to it on the default problem."""
 
 import math
+from dataclasses import replace
 from itertools import combinations, product
 
 import numpy as np
@@ -107,3 +108,21 @@ def test_a_segment_fits_where_some_strategies_of_its_layers_do() -> None:
                     assert fits == (fewest <= capacity * (1 + 1e-12))
                     met.add(fits)
     assert met == {True, False}
+
+
+@pytest.mark.parametrize("mode", ["stagewise", "layerwise"])
+def test_a_stage_is_bounded_by_the_strategies_that_it_runs(mode: str) -> None:
+    compared = 0
+    for seed in range(0, 30, 3):
+        table = random_table(seed, pp=2, num_layers=6, num_choices=4, tightness=3.0)
+        for costs in (OuterCosts.read(table, outer) for outer in range(table.num_outer)):
+            refused = ~costs.kind_allowed[:, None, :]
+            every = np.ones_like(costs.kind_allowed)
+            expensive = replace(costs, kind_allowed=every, time=costs.time + 1e6 * refused)
+            grids = [SegmentGrid.build(own, mode) for own in (costs, expensive)]
+            own, other = (grid.lower_bounds(time=1.0) for grid in grids)
+            # where every strategy that fits is refused, both bounds are large
+            runs = np.isfinite(own) & (other < 1e5)
+            np.testing.assert_allclose(own[runs], other[runs], rtol=1e-9)
+            compared += int(refused.any()) * int(runs.sum())
+    assert compared > 50

@@ -58,6 +58,27 @@ def test_smaller_spaces_equal_brute_force(mode: str) -> None:
         assert_same_optimum([table_of(seed)], mode)
 
 
+@pytest.mark.parametrize("mode", ["uniform", "stagewise", "layerwise"])
+def test_strategies_that_only_some_stages_run_are_taken_there_alone(mode: str) -> None:
+    differs = 0
+    for seed in range(10):
+        rng = torch.Generator().manual_seed(seed)
+        table = random_table(seed, pp=2 + seed % 2, num_layers=5, num_outer=1, tightness=3.0)
+        kinds = torch.arange(2).repeat(table.pp)[: table.pp]
+        two = {
+            name: getattr(table, name)[:, :1].repeat(1, 2, *[1] * (getattr(table, name).dim() - 2))
+            for name in ("forward", "backward", "weight_gradient", "sync", "reshard")
+        }
+        runs = torch.rand(2, 3, generator=rng) < 0.6
+        runs[:, seed % 3] = True
+        table = replace(table, **two, stage_kind=kinds, kind_allowed=None)
+        free = assert_same_optimum([table], mode)
+        found = assert_same_optimum([replace(table, kind_allowed=runs)], mode)
+        assert found >= free
+        differs += found > free
+    assert differs >= 3
+
+
 def test_several_tables_give_the_best_of_all() -> None:
     for seed in range(6):
         tables = [random_table(seed, pp=pp, num_layers=5) for pp in (1, 2, 3)]

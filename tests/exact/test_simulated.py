@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -84,3 +86,21 @@ def test_after_the_deadline_the_loosest_bound_that_was_not_improved_stands(
     # three outer choices are improved at the times 0, 1 and 2; the fourth has the least bound
     assert simulated_lower_bound(tables, "layerwise", deadline=2.5) == 4.0
     assert len(improved) == 3
+
+
+def test_where_the_order_is_free_the_best_rule_is_no_proof() -> None:
+    tables = build_tables(load_problem(TINY))
+    free = [replace(table, pipeline=replace(table.pipeline, free=True)) for table in tables]
+    never = lambda *_: pytest.fail("the space is small")  # noqa: E731
+    by_rules, answer = (
+        find_simulated_plan(some, "uniform", never, never) for some in (tables, free)
+    )
+    assert by_rules.proven
+    assert by_rules.lower_bound_s == by_rules.iteration_time_s
+    assert not answer.proven
+    assert answer.plan == by_rules.plan
+    assert 0 < answer.lower_bound_s < answer.iteration_time_s
+    assert "order" in answer.note
+    # once the time is over looser bounds stand
+    late = find_simulated_plan(free, "uniform", never, never, deadline=0.0)
+    assert 0 < late.lower_bound_s <= answer.lower_bound_s

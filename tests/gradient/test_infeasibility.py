@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from darts_parallel.cost.evaluation import evaluate_batch
+from darts_parallel.cost.evaluation import evaluate, evaluate_batch
+from darts_parallel.cost.hard_plans import even_uniform_plans
 from darts_parallel.cost.lightest import lightest_plans
 from darts_parallel.cost.table import build_tables
 from darts_parallel.errors import InfeasibleError
@@ -141,3 +142,20 @@ def test_some_plan_fits_where_that_of_one_number_of_micro_batches_does(share: fl
     assert 1.01 * needed.min() < needed.max()
     tight = replace(table, capacity=torch.full_like(table.capacity, share * float(needed.min())))
     assert any_fits([tight], "uniform") == (share > 1)
+
+
+@pytest.mark.parametrize("proven", [False, True])
+@pytest.mark.parametrize("overrides", [TIGHT[0], TIGHT[3]])
+def test_the_lightest_plan_exceeds_the_memory_least(overrides: list[str], proven: bool) -> None:
+    problem = load_problem(overrides)
+    tables = build_tables(problem)
+    plan = NoPlanFitsError(problem, tables, proven).lightest
+    cost = evaluate(plan, problem)
+    pairs = zip(cost.memory_bytes, cost.capacity_bytes, strict=True)
+    excess = max(used - most for used, most in pairs)
+    assert excess > 0
+    others = lightest_plans(tables, problem.config.space.kind)
+    for table, plans in zip(tables, others, strict=True):
+        for some in (plans, even_uniform_plans(table)):
+            over = (evaluate_batch(table, some).memory - table.capacity).amax(1)
+            assert float(over.min()) >= excess * (1 - 1e-9)

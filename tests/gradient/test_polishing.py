@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise, product
 
 import pytest
@@ -10,10 +11,12 @@ from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, PricedPlan, even_uniform_plans, round_edges
 from darts_parallel.cost.pruning import canonical, without_dominated, without_needless_simulation
 from darts_parallel.cost.table import build_tables
+from darts_parallel.exact.bounds import outer_lower_bounds
+from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.outer_choice import OuterChoiceSolver
 from darts_parallel.exact.result import DeadlineError
-from darts_parallel.gradient import pool_polishing
-from darts_parallel.gradient.polishing import _adopt, polish, repartitioned
+from darts_parallel.gradient import polishing, pool_polishing
+from darts_parallel.gradient.polishing import _adopt, _runs, polish, repartitioned
 from darts_parallel.gradient.pool import PlanPool
 from darts_parallel.gradient.pool_polishing import Work, polish_pool
 from darts_parallel.gradient.rounding import harden, repair
@@ -235,3 +238,74 @@ def test_all_of_the_labels_may_be_made() -> None:
     work(3)
     with pytest.raises(DeadlineError):
         work(1)
+
+
+@pytest.mark.parametrize("pp", [1, 3])
+def test_runs_of_layers_lie_in_one_stage(pp: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = random_table(0, pp=pp, num_layers=12)
+    plan = random_plans(table, 1, torch.Generator().manual_seed(0))
+    ends = [*plan.first_layers[0].tolist(), 12]
+    inside = [
+        [first, last + 1]
+        for begin, end in pairwise(ends)
+        for first in range(begin, end)
+        for last in range(first, end)
+    ]
+    assert sorted(_runs(table, plan).tolist()) == sorted(inside)
+    most = len(inside) * len(table.choices)
+    monkeypatch.setattr(polishing, "MAX_RUNS", most)
+    assert len(_runs(table, plan)) == len(inside)
+    monkeypatch.setattr(polishing, "MAX_RUNS", most - 1)
+    few = [run for run in inside if run[1] - run[0] <= 2 or set(run) & set(ends)]
+    assert len(few) < len(inside)
+    assert sorted(_runs(table, plan).tolist()) == sorted(few)
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_a_pool_is_polished_by_layers_where_no_program_knows_its_plans(simulated: bool) -> None:
+    table = random_table(1, pp=2, num_layers=6, num_outer=1, tightness=3.0)
+    table = replace(table, pipeline=replace(table.pipeline, simulated=simulated))
+    plans = even_uniform_plans(table)
+    pool = PlanPool([table], "layerwise")
+    pool.add(0, plans)
+    start = pool.best
+    bounds = [outer_lower_bounds(table, "layerwise")]
+    polisher = pool_polishing._PoolPolisher(pool, "layerwise", SearchConfig(), bounds)
+    polisher.improve(start)
+    best = pool.best
+    layers = torch.eye(6, dtype=torch.bool).repeat_interleave(3, 0)
+    changed = torch.where(layers, torch.arange(3).repeat(6).unsqueeze(1), best.plan.choices)
+    neighbours = replace(best.plan.repeated(18), choices=changed)
+    single = float(evaluate_batch(table, neighbours).fitting_seconds.min())
+    if not simulated:  # the programs choose strategies of layers
+        assert single < best.time
+        polisher.by_programs()
+        optimum = find_layerwise_plan([table], "layerwise").cost
+        assert pool.best_time == pytest.approx(optimum, rel=1e-12)
+    else:
+        assert single >= best.time * (1 - 1e-9)
+        evaluated = pool.evaluated
+        polisher.improve(best)
+        assert pool.evaluated == evaluated, "a local optimum is not polished again"
+
+
+def test_ctrl_c_ends_polishing_with_what_was_found() -> None:
+    table = random_table(1, pp=2, num_layers=6, num_outer=1, tightness=3.0)
+    pool = PlanPool([table], "layerwise")
+    pool.add(0, even_uniform_plans(table))
+    before = pool.best_time
+
+    class Interrupted:
+        asked = 0
+
+        @property
+        def seconds(self) -> float:
+            self.asked += 1
+            if self.asked > 3:
+                raise KeyboardInterrupt
+            return 0.0
+
+    pool.clock = Interrupted()
+    bounds = [torch.zeros(1)]
+    assert polish_pool(pool, "layerwise", SearchConfig(), hurry=False, bounds=bounds) == "user"
+    assert pool.best_time <= before
