@@ -253,7 +253,7 @@ class _ChanceSearch:
             except InfeasibleError:  # no plan fits with so much left free
                 continue
             found = replace(found, interrupted=other.interrupted)
-            if not self.keeps(other) or other.interrupted:
+            if not self.keeps(other):
                 break
             if _seconds(other) <= _seconds(found) * (1.0 - TIE):
                 found = other

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from darts_parallel import plan
 from darts_parallel.cli._design import _interval, design_dict, main
+from darts_parallel.config import group_files
 from darts_parallel.cost import evaluate
 from darts_parallel.design import (
     FIGURES,
@@ -100,19 +102,23 @@ def test_plans_are_convex_and_fall_with_goodness_by_exact_slopes(
             assert (there >= b + a @ y - 1e-9).all()
 
 
-def test_the_dual_is_the_least_value_of_the_tangents() -> None:
-    knobs = Knobs(
-        ("a", "b"), *np.array([[3.0, 5.0], [1.0, 1.4], [-1.0, -1.0], [1.5, 1.5], [1.0, 1.0]])
-    )
-    heights, slopes = (
-        np.array([0.0, -0.1, 0.2]),
-        np.array([[-0.6, -0.1], [-0.1, -0.7], [-0.3, -0.3]]),
-    )
-    bound, point = dual_bound(knobs, Lines(heights, slopes), 9.0)
-    z = np.array(list(product(np.linspace(-1.0, 1.5, 401), repeat=2)))
-    least = (heights + z[knobs.cost(z).sum(1) <= 9.0] @ slopes.T).max(1).min()
-    assert least - 5e-3 <= bound <= least + 1e-9
-    assert knobs.cost(point).sum() <= 9.0 * (1 + 1e-9)
+@pytest.mark.parametrize("seed", range(12))
+def test_the_dual_is_the_least_value_of_the_tangents(seed: int) -> None:
+    """Random lines of two knobs, against a grid of all that the money buys."""
+    rng = np.random.default_rng(seed)
+    price, exponent = rng.uniform(2.0, 6.0, 2), rng.uniform(0.7, 1.5, 2)
+    low, high = rng.uniform(-1.5, -0.5, 2), rng.uniform(0.5, 1.5, 2)
+    knobs = Knobs(("a", "b"), price, exponent, low, high, np.ones(2))
+    slopes = -rng.uniform(0.0, 1.0, (3, 2)) * rng.integers(0, 2, (3, 2))
+    lines = Lines(rng.uniform(-0.2, 0.2, 3), slopes)
+    money = knobs.cost(low).sum() * rng.uniform(1.1, 4.0)
+    bound, point = dual_bound(knobs, lines, money)
+    axes = [np.linspace(*ends, 401) for ends in zip(low, high, strict=True)]
+    z = np.array(list(product(*axes)))
+    payable = z[knobs.cost(z).sum(1) <= money]
+    least = (lines.heights + payable @ lines.slopes.T).max(1).min()
+    assert least - 1e-2 <= bound <= least + 1e-9
+    assert knobs.cost(point).sum() <= money * (1 + 1e-9)
 
 
 def test_knobs_multiply_in_every_node_group_that_they_name() -> None:
@@ -255,6 +261,25 @@ def test_more_memory_is_worth_what_the_report_says(monkeypatch: pytest.MonkeyPat
     assert after.pop("device.memory") == pytest.approx(1.0 - 1.1**-0.3)
     before.pop("device.memory")
     assert after == before
+
+
+@pytest.mark.parametrize("device", ["a10", "h100"])
+def test_the_next_product_is_the_smallest_step_up_of_all_presets(device: str) -> None:
+    cluster = {"a10": "a10_4x4", "h100": "h100_1x8"}[device]
+    problem = load_problem(["model=toy", "training=toy", f"cluster={cluster}"])
+    files = [file for file in group_files("device") if not file.stem.startswith(products.INVENTED)]
+    presets = {file.stem: OmegaConf.load(file) for file in files}
+    for key in ("memory_GiB", "memory_bandwidth_GBps"):
+        values = {name: float(preset[key]) for name, preset in presets.items()}
+        present = values[device]
+        larger = min(value for value in values.values() if value > present)
+        figure = next(name for name in FIGURES if FIGURES[name] == key)
+        ((product, factor),) = products._next_product(figure, problem)
+        assert (values[product], factor) == (larger, pytest.approx(larger / present))
+    assert list(products._next_product("inter_node.bandwidth", problem)) == [
+        ("next generation", 2.0)
+    ]
+    assert not list(products._next_product("inter_node.latency", problem))
 
 
 def test_figures_of_an_answer_are_those_of_its_hardware(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count, pairwise, product
 from math import exp
+from random import Random
 from statistics import NormalDist
 from types import SimpleNamespace
 from typing import Any
@@ -236,6 +237,60 @@ def test_a_search_without_time_is_followed_by_that_of_the_limit() -> None:
 
     memory_chance.within_chance(Asked.of(problem, ()), find)
     assert asked == [0.0, tightened(problem).headroom]
+
+
+@pytest.mark.parametrize("method", ["gradient", "exact"])
+@pytest.mark.parametrize("seed", range(10))
+def test_of_the_plans_met_the_fastest_that_keeps_the_chance_is_given(
+    monkeypatch: pytest.MonkeyPatch, method: str, seed: int
+) -> None:
+    """Random seconds that rise with the headroom, and chances that fall; Ctrl-C ends all searches."""
+    rng = Random(seed)
+    allowed = rng.choice((0.4, 0.2, 0.1, 0.01))
+    problem = tight_toy(
+        1.0,
+        f"search={method}",
+        "verification.enabled=false",
+        f"space.out_of_memory={allowed}",
+    )
+    known = with_capacity(plan(tight_toy(1.0)), 0.001)
+    assert known.result is not None
+    tight = tightened(problem).headroom
+    most = rng.choice((1.0, tight * rng.uniform(0.5, 1.5)))
+    slope, safer, risk = rng.uniform(0.01, 3.0), rng.uniform(0.0, 40.0), rng.uniform(0.0, 0.5)
+    last = rng.choice((99, 99, rng.randint(0, 3)))
+    met: list[Planned] = []
+    asked = []
+
+    def find(headroom: float) -> Planned:
+        asked.append(headroom)
+        if headroom > most:
+            raise InfeasibleError("memory: fits in no plan; smallest changes that help: more.")
+        result = replace(known.result, iteration_time_s=1.0 + slope * headroom)
+        chance = risk * exp(-safer * headroom)
+        met.append(
+            replace(known, result=result, out_of_memory=chance, interrupted=len(met) >= last)
+        )
+        return met[-1]
+
+    monkeypatch.setattr(memory_chance, "evaluate", lambda *_: SimpleNamespace(feasible=False))
+    found = memory_chance.within_chance(Asked.of(problem), find)
+    chances = [own.out_of_memory or 0.0 for own in met]
+    assert not any(own.interrupted for own in met[:-1])
+    keeping = [own for own in met if (own.out_of_memory or 0.0) <= allowed]
+    if keeping:
+        assert found.out_of_memory <= allowed
+        assert not found.warning
+        fastest = min(own.result.iteration_time_s for own in keeping)
+        assert found.result.iteration_time_s <= fastest / (1.0 - TIE)
+    elif met[-1].interrupted and len(met) == len(asked):
+        assert not found.warning  # whose advice would be searched
+    elif not found.interrupted:
+        assert found.out_of_memory == min(chances)
+        assert "keeps space.out_of_memory" in found.warning
+    if method == "gradient":  # the levels of exact methods
+        levels = [tightened(problem, chance).headroom for chance in memory_chance.EXACT_LEVELS]
+        assert not set(levels) & set(asked)
 
 
 def test_where_no_plan_fits_in_all_memory_one_search_says_so() -> None:

@@ -66,6 +66,17 @@ def run(folder: Path, *overrides: str) -> tuple[dict, str]:  # type: ignore[type
     return json.loads((folder / "plan.json").read_text()), console.file.getvalue()  # type: ignore[attr-defined]
 
 
+def test_uniform_plans_of_a_session_are_its_exact_plans_with_one_strategy() -> None:
+    session = asked("exact", load_problem([*TOY, "search=exact", "space=layerwise"]))
+    by_name = {name: answer.plan for name, answer in session.found.answers.items()}
+    uniform = by_name["exhaustive"]
+    mixed = by_name["dynamic_programming"]
+    assert uniform is not None
+    assert mixed is not None
+    assert (len(set(uniform.layers)), len(set(mixed.layers)) > 1) == (1, True)
+    assert session.found.uniform_plans == [uniform]
+
+
 def test_the_default_descends_is_checked_and_says_which_plan_was_taken(tmp_path: Path) -> None:
     data, report = run(tmp_path, "search.num_steps=20", "search.tie=0")
     search, checks = data["search"], data["verification"]

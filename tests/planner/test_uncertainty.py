@@ -1,6 +1,7 @@
 """Intervals: as wide as what is known, on the scales of the fit, and honest about memory."""
 
 from dataclasses import replace
+from functools import partial
 from math import log
 
 import pytest
@@ -147,6 +148,16 @@ def test_a_slow_run_moves_figures_to_the_mean_and_not_to_the_mode() -> None:
     )
     assert after < 2.5 * before
     assert known(tuned, ran).half_width < 1.1 * known(problem, ran).half_width
+
+
+def test_a_device_that_holds_an_end_of_its_interval_overflows_in_nine_or_one_of_ten_cases() -> None:
+    problem = load_problem(JOB)
+    (ends,) = known(problem).memory_bytes
+    for held, chance in zip(ends, (0.9, 0.1), strict=True):
+        memory = held / problem.usable
+        found = known(problem.with_devices(partial(replace, memory=memory)))
+        assert found.out_of_memory == (pytest.approx(chance, abs=1e-6),)
+        assert found.any_out_of_memory == pytest.approx(chance, abs=1e-3)
 
 
 def test_plan_json_holds_the_intervals() -> None:
