@@ -25,7 +25,7 @@ from darts_parallel.config.huggingface import resolve_path
 from darts_parallel.config.messages import config_sentence, error_sentence
 from darts_parallel.config.old_keys import current_folder, yaml_files
 from darts_parallel.config.schema import Config, config_dir, register_schema
-from darts_parallel.config.trainer import group_file
+from darts_parallel.config.trainer import group_file, group_names
 from darts_parallel.config.words import given_values, require_clear_machine, without_words
 from darts_parallel.errors import ConfigError, DartsParallelError, read_text
 
@@ -273,33 +273,41 @@ def composed_config(arguments: list[Any]) -> DictConfig:
     Errors:
         ConfigError: an argument names nothing, or has a value of another type.
     """
-    values = [argument for argument in arguments if _VALUE.match(argument)]
+    values = [
+        one for one in arguments if _VALUE.match(one) and not group_names(one.partition("=")[0])
+    ]
     groups = tuple(argument for argument in arguments if argument not in values)
-    if not any("hydra." in argument for argument in arguments):  # may name folders of other files
-        with suppress(Exception):  # Hydra says what is wrong when it composes all of the arguments
+    if "hydra" not in "".join(arguments):  # may name folders of other files
+        try:
             composed = pickle.loads(_composed_groups(groups, _file_times()))
             for change in OverridesParser.create().parse_overrides(values):
                 if change.is_sweep_override():
                     raise ConfigError(f"{change.input_line} gives several values")
                 OmegaConf.update(composed, change.key_or_group, change.value())
             return composed
+        except Exception as error:
+            if isinstance(error, OmegaConfBaseException) and error.full_key:
+                raise ConfigError(config_sentence(error, arguments)) from None
     return compose_whole(arguments)
 
 
 _NUMBER = re.compile(r"[-+]?[\d._]+(e[-+]?\d+)?", re.IGNORECASE)
 """Numbers as YAML reads them."""
 _EMPTY = re.compile(r"\{\s*\}")
-_VALUE = re.compile(r"[a-z_]\w*(\.\w+)+=")
-"""Overrides that set a value and choose no group."""
+_VALUE = re.compile(r"[a-z_]\w*(\.\w+)*=")
+"""Overrides that set a value or choose a group; others have signs of Hydra's."""
 
 
-def _file_times() -> frozenset[tuple[Path, int]]:
-    """Return all configuration files with the nanoseconds of their last change."""
-    return frozenset((path, path.stat().st_mtime_ns) for path in config_dir().rglob("*.yaml"))
+def _file_times() -> int:
+    """Return a number that differs whenever a configuration file is changed, added or renamed.
+
+    It sums the nanoseconds of the last change of all files and folders.
+    """
+    return sum(path.stat().st_mtime_ns for path in config_dir().rglob("*"))
 
 
 @lru_cache(maxsize=256)
-def _composed_groups(groups: tuple[str, ...], file_times: frozenset[tuple[Path, int]]) -> bytes:
+def _composed_groups(groups: tuple[str, ...], file_times: int) -> bytes:
     """Compose groups, pickled: copying OmegaConf's nodes takes seven times as long."""
     return pickle.dumps(compose_whole(list(groups)))
 

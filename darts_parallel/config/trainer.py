@@ -35,6 +35,7 @@ def group_files(group: str) -> list[Path]:
     return sorted((config_dir() / group).glob("*.yaml"))
 
 
+@cache
 def group_names(group: str) -> list[str]:
     """Return the names that `group=NAME` may have."""
     return [path.stem for path in group_files(group)]

@@ -221,7 +221,7 @@ def below(limit, state):
     return int(draw(state) * limit)
 
 
-@njit(cache=True)
+@njit
 def price_stage(f, first, choices, stage, stages, once):
     """Fill the costs of one stage; add its bytes and synchronisation to its device.
 
@@ -312,7 +312,7 @@ def timed(f, words, lengths, stages, once, end):
     return retime(words, lengths, stages, f.sources, end) + once
 
 
-@njit(cache=True)
+@njit
 def exchange_batches(word, place, other, state):
     """Exchange two kinds of passes for all micro-batches, or for those from a random one on."""
     first = word[place]
@@ -347,7 +347,7 @@ def move_pass(word, place, other, state):
         word[other] = first
 
 
-@njit(cache=True)
+@njit
 def change_strategy(f, first, choices, stage, state):
     """Give a random strategy to a random layer of a stage, or to the stage where it has one for all."""
     choice = below(f.legal.shape[1], state)
@@ -524,7 +524,7 @@ class Ready(NamedTuple):
     """Whether memory kept a forward pass back."""
 
 
-@njit(cache=True)
+@njit
 def pass_rank(symbol, stages, last, policy):
     """Return the rank of a ready pass among those that can begin at the same time; most goes first.
 
@@ -539,7 +539,7 @@ def pass_rank(symbol, stages, last, policy):
     return first + depth * symbol / stages
 
 
-@njit(cache=True)
+@njit
 def first_ready(f, costs, done, device, policy):
     """Return the forward or input-gradient pass that a device can begin first.
 
@@ -576,7 +576,7 @@ def first_ready(f, costs, done, device, policy):
     return Ready(start, best, short)
 
 
-@njit(cache=True)
+@njit
 def waiting_weight_gradient(devices, ran, device):
     """Return the symbol of a weight gradient that can run on a device; -1: none."""
     stages = len(devices)
@@ -588,7 +588,7 @@ def waiting_weight_gradient(devices, ran, device):
     return found
 
 
-@njit(cache=True)
+@njit
 def next_pass(f, costs, done, device, policy):
     """Return when a device begins its next pass, and its symbol; -1: it must wait for others."""
     ready = first_ready(f, costs, done, device, policy)
@@ -604,7 +604,7 @@ def next_pass(f, costs, done, device, policy):
     return done.free[device], weight
 
 
-@njit(cache=True)
+@njit
 def begun(f, costs):
     """Return an order without passes."""
     stages = len(f.stage_kind)

@@ -27,6 +27,12 @@ def norm(config: ModelConfig, width: int | None = None) -> nn.Module:
     return kind(width or config.hidden_size, EPSILON)
 
 
+def _table(rows: int, config: ModelConfig) -> nn.Embedding:
+    """Make a table without drawing its values: on the meta device torch imports its compiler for them."""
+    values = torch.empty(rows, config.hidden_size)
+    return nn.Embedding.from_pretrained(values, freeze=False)  # type: ignore[no-untyped-call]
+
+
 class Embedding(nn.Module):
     """Token table; learned positions, BERT's token types and BLOOM's norm where the model has them.
 
@@ -38,12 +44,10 @@ class Embedding(nn.Module):
 
     def __init__(self, config: ModelConfig, rows: int) -> None:
         super().__init__()
-        self.table = nn.Embedding(rows, config.hidden_size)
+        self.table = _table(rows, config)
         positions = config.max_seq_len if config.learned_positions else 0
-        self.positions = nn.Embedding(positions, config.hidden_size) if positions else None
-        self.types = (
-            nn.Embedding(config.token_types, config.hidden_size) if config.token_types else None
-        )
+        self.positions = _table(positions, config) if positions else None
+        self.types = _table(config.token_types, config) if config.token_types else None
         self.norm = norm(config) if config.embedding_norm else None
 
     def forward(self, tokens: Tensor) -> Tensor:

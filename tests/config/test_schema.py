@@ -146,15 +146,35 @@ def test_groups_that_are_composed_once_give_what_hydra_composes(overrides: list[
     assert composition.composed_config(overrides) == whole
 
 
-def test_a_file_that_changed_is_compose_whole(
+@pytest.mark.parametrize(
+    "override",
+    ["space.ppp=2", "modle=toy", "price=maybe", "search.num_steps=many", "plan.x=1"],
+)
+def test_a_refused_value_has_the_sentence_of_hydra_without_another_composition(
+    monkeypatch: pytest.MonkeyPatch, override: str
+) -> None:
+    overrides = ["model=toy", "cluster=toy", "training=toy", override]
+    with pytest.raises(ConfigError) as hydras:
+        composition.compose_whole(overrides)
+    composition.composed_config(overrides[:-1])
+    monkeypatch.setattr(composition, "compose_whole", None)
+    with pytest.raises(ConfigError) as own:
+        composition.composed_config(overrides)
+    assert str(own.value) == str(hydras.value)
+
+
+def test_a_file_that_changed_is_composed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copytree(config_dir(), tmp_path / "conf")
-    monkeypatch.setattr(composition, "config_dir", lambda: str(tmp_path / "conf"))
+    monkeypatch.setattr(composition, "config_dir", lambda: tmp_path / "conf")
     assert load_config(["search.seed=3"]).training.global_batch_size == 1024
     file = tmp_path / "conf/training/llama2_7b.yaml"
     file.write_text(file.read_text().replace("size: 1024", "size: 64"))
     assert load_config(["search.seed=3"]).training.global_batch_size == 64
+    file.rename(file.with_name("other.yaml"))
+    file.with_name("toy.yaml").rename(file)
+    assert load_config(["search.seed=3"]).training.global_batch_size == 16
 
 
 def stems(group: str) -> list[str]:

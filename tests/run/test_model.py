@@ -23,6 +23,13 @@ def test_every_layer_has_as_many_parameters_as_the_cost_model_counts(model: str)
             ), spec.name
 
 
+def test_tables_without_values_draw_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.nn.init, "normal_", None)  # it imports torch's compiler on "meta"
+    model = load_problem([*LLAMA, "model.learned_positions=true", "model.token_types=2"]).model
+    layer = empty_layer(model.config, True, "embedding", 512)
+    assert all(values.requires_grad and values.is_meta for values in layer.parameters())
+
+
 def test_padding_leaves_the_weights_of_the_vocabulary_as_they_are() -> None:
     config = tiny(1).model.config
     exact = build_layer(config, True, "embedding", config.vocab_size, seed=3)
