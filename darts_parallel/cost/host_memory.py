@@ -223,8 +223,7 @@ class OffloadedPlans:
         """Return the least share of optimizer state next to a share `sent` of activations, `(B, pp)`."""
         none = torch.zeros_like(sent)
         excess = self.memory(torch.stack([sent, none], -1)) - self.table.capacity
-        share = torch.where(self.state > 0, excess / self.state, torch.inf)
-        return torch.where(excess > 0, share, 0.0).clamp(max=1.0)
+        return torch.where(excess > 0, excess / self.state, 0.0).clamp(max=1.0)
 
     def _seconds(self, sent: Tensor) -> Tensor:
         """Return the seconds an iteration that a just full device spends on offloading, `(B, pp)`."""

@@ -10,6 +10,7 @@ from darts_parallel.cost.choices import ChoiceTensors
 from darts_parallel.cost.compute import products_seconds, unfused_attention_seconds
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
 from darts_parallel.cost.stage_context import StageContext
+from darts_parallel.cost.terms import TERMS
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export import export_plan
 from darts_parallel.plans.legality import refuse_unexecutable
@@ -95,6 +96,35 @@ def test_backward_of_frozen_products_is_the_gradient_of_their_inputs() -> None:
     less += summed / (device.memory_bandwidth * device.memory_efficiency)
     assert float(after.terms["compute"]) == pytest.approx(whole - less)
     assert float(after.gradient_sync) < float(before.gradient_sync)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_tensor_rank_streams_its_part_of_inputs_and_outputs(tp: int) -> None:
+    term = next(term for term in TERMS if term.name == "adapters")
+    moved = []
+    for dropout in ("0.0", "0.1"):
+        problem = llama(f"training.lora_dropout={dropout}")
+        topology = problem.cluster.stage_topology(0, 1)
+        space = OuterSpace(1, (1,), (LayerStrategy(tp, 8 // tp),))
+        stage = StageContext.build(problem, topology, space)
+        own = term.layer_cost(stage, problem.model.layers[1])
+        # what is no product moves through device memory
+        products = own.weight_gradient
+        parts = torch.stack([own.forward - products, own.backward - 2 * products])
+        memory = stage.device.memory_bandwidth * stage.device.memory_efficiency
+        moved.append(memory * parts.flatten())
+    config = problem.config.model
+    hidden, ffn, kv = config.hidden_size, config.ffn_hidden_size or 0, 16 * 2
+    tokens = float(stage.choices.tokens)
+    # A is divided where its product is divided by rows; B always (Megatron-LM)
+    inputs = tokens * (hidden + hidden / tp + hidden + ffn / tp)
+    outputs = tokens / tp * ((hidden + 2 * kv) + hidden + 2 * ffn + hidden)
+    assert moved[0].tolist() == pytest.approx([6.0 * outputs, 15.0 * inputs + 12.0 * outputs])
+    dropped = moved[1] - moved[0]
+    assert dropped[0] == pytest.approx(float(dropped[1]))
+    assert float(dropped[0]) / inputs == pytest.approx(round(float(dropped[0]) / inputs))
+    assert float(own.kept) / inputs == pytest.approx(round(float(own.kept) / inputs))
+    assert min(float(dropped[0]), float(own.kept)) > inputs
 
 
 def test_adapters_of_a_lower_rank_are_not_slower() -> None:

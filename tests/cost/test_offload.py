@@ -71,6 +71,7 @@ def test_the_share_of_one_kind_is_the_least_that_fits(kind: str) -> None:
         plans = random_plans(table, 20, torch.Generator().manual_seed(seed))
         own = offloaded(table, plans)
         shares = own.fractions()
+        assert not shares[..., 1 - OFFLOADS.index(kind)].any()
         memory, less = own.memory(shares), own.memory((shares - 1e-6).clamp(min=0.0))
         inside = (shares.sum(-1) > 1e-6) & (shares.sum(-1) < 1.0)
         assert bool(

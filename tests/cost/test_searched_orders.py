@@ -5,7 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from darts_parallel.cost import CostTable, HardPlans, evaluate_batch, held_at_most
+from darts_parallel.cost import (
+    CostTable,
+    HardPlans,
+    PassSeconds,
+    evaluate_batch,
+    held_at_most,
+    pass_seconds,
+)
 from darts_parallel.schedules import find
 from tests.support.random_plans import random_plans
 from tests.support.random_tables import random_table
@@ -92,6 +99,55 @@ def test_a_device_holds_what_its_passes_hold_at_its_fullest_moment(
         for number, bytes_ in enumerate(want):
             mine = device == number
             assert float(kept[mine].sum() + work[mine].max()) == pytest.approx(bytes_, rel=1e-12)
+
+
+def ends(table: CostTable, passes: PassSeconds, row: int) -> list[float]:
+    """Seconds at which every device has run its passes, each as soon as its input is there."""
+    last = table.num_stages - 1
+    forward, backward, weight, message = (
+        values[row].tolist()
+        for values in (passes.forward, passes.backward, passes.weight_gradient, passes.message)
+    )
+    orders = find(table.pipeline.schedule).orders(PP, COUNT, table.virtual_stages)
+    left = [list(order) for order in orders]
+    free, done = [0.0] * PP, {}
+    while any(left):
+        for device, order in enumerate(left):
+            if not order:
+                continue
+            kind, stage, batch = order[0]
+            source, delay = None, 0.0
+            if kind == "F" and stage:
+                source, delay = ("F", stage - 1, batch), message[stage - 1]
+            elif kind in "BI":
+                source = ("F", last, batch) if stage == last else ("B", stage + 1, batch)
+                delay = 0.0 if stage == last else message[stage]
+            if source is not None and source not in done:
+                continue
+            parts = {"F": forward, "B": backward, "W": weight}
+            whole = backward[stage] - weight[stage] if kind == "I" else parts[kind][stage]
+            begin = max(free[device], done[source] + delay if source else 0.0)
+            free[device] = begin + whole
+            done["B" if kind == "I" else kind, stage, batch] = free[device]
+            order.pop(0)
+    return free
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble_h1", "zero_bubble_v", "v_min"])
+def test_whole_and_split_backward_passes_take_their_seconds(schedule: str, blocking: bool) -> None:
+    table = searched_table(1, schedule)
+    table = replace(table, pipeline=replace(table.pipeline, blocking=blocking))
+    plans = random_plans(table, 3, torch.Generator().manual_seed(0))
+    cost, passes = evaluate_batch(table, plans), pass_seconds(table, plans)
+    if blocking:
+        passes = passes.blocking()
+    for row in range(len(plans)):
+        layers = torch.arange(table.num_layers)
+        once = float(table.per_iteration[0, layers, plans.choices[row]].sum())
+        ended = zip(ends(table, passes, row), cost.sync_seconds[row].tolist(), strict=True)
+        want = max(end + sync for end, sync in ended) + once
+        assert float(cost.iteration_time[row]) == pytest.approx(want, rel=1e-12)
 
 
 def test_under_a_rule_the_counts_are_those_of_the_table() -> None:

@@ -1,9 +1,12 @@
 """The contract of every term of `cost/terms`: names, bytes, and an explanation that sums to the totals."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from darts_parallel import load_problem
+from darts_parallel.cost.compute import ATTENTION_HALF_SIZE, stream_seconds
 from darts_parallel.cost.layer_costs import MESSAGES, TIME_TERMS, layer_costs
 from darts_parallel.cost.sharding import context_gather
 from darts_parallel.cost.stage_context import StageContext
@@ -82,3 +85,33 @@ def test_a_scan_sends_the_heads_of_its_tensor_rank_to_its_context_ranks(tp: int,
     size = 2 * (256 + 128 + 8 + 128) * stage.choices.tokens / tp
     assert forward.tolist() == context_gather(stage, size).tolist() == backward.tolist()
     assert bool((forward > 0).all())
+
+
+@pytest.mark.parametrize("head", [16, 1])
+def test_a_scan_multiplies_chunks_or_runs_on_the_vector_units(head: int) -> None:
+    problem = load_problem([*HYBRID, "space.pp=1", "space.tp=2"])
+    stage = StageContext.build(
+        problem, problem.cluster.stage_topology(0, 1), outer_spaces(problem)[0]
+    )
+    (layer,) = {layer for layer in problem.model.kinds[0] if layer.scan is not None}
+    assert layer.scan is not None
+    scan, device = replace(layer.scan, head_dim=head), stage.device
+    term = next(term for term in TERMS if term.name == "state-space scan")
+    tokens = stage.choices.tokens / 2
+    rate = device.half_flops * device.attention_efficiency * head / (head + ATTENTION_HALF_SIZE)
+    if head == 1:
+        rate = device.half_flops / 16
+    memory = device.memory_bandwidth * device.memory_efficiency
+    for factor in (1.0, 1e6):  # bytes decide, or arithmetic does
+        more = {name: factor * getattr(scan, name) for name in ("flops", "flops_again")}
+        own = term.layer_cost(stage, replace(layer, scan=replace(scan, **more)))
+        seconds = []
+        for flops, elements in (
+            (scan.flops, scan.elements),
+            (scan.flops_again, scan.elements_again),
+        ):
+            moved = stream_seconds(2 * tokens * elements, device)
+            assert float(moved.max()) >= float((2 * tokens * elements / memory).max()) * 0.99
+            seconds.append(torch.maximum(tokens * factor * flops / rate, moved))
+        torch.testing.assert_close(own.forward, seconds[0])
+        torch.testing.assert_close(own.backward, 2 * seconds[0] + seconds[1])

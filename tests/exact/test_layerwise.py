@@ -10,10 +10,12 @@ import torch
 
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
+from darts_parallel.cost.stage_costs import OuterCosts
 from darts_parallel.exact._pareto import pareto
-from darts_parallel.exact._stage_fronts import pareto_by_layout
+from darts_parallel.exact._stage_fronts import StagewiseFronts, pareto_by_layout
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.layerwise import find_layerwise_plan
+from darts_parallel.exact.result import DeadlineError
 from darts_parallel.exact.uniform import find_uniform_plan
 from darts_parallel.problem.problem import load_problem
 from tests.support.exact_check import check
@@ -197,3 +199,17 @@ def test_a_slow_boundary_counts_before_and_after_a_stage(seed: int) -> None:
 def test_strategies_are_compared_within_their_layout() -> None:
     values = np.array([[2.0, 2.0], [1.0, 1.0], [3.0, 0.5], [5.0, 5.0]])
     assert pareto_by_layout(values, np.array([0, 0, 0, 1])).tolist() == [1, 2, 3]
+
+
+def test_every_front_of_a_stage_asks_whether_the_time_is_over() -> None:
+    asked = []
+
+    def late(labels: int = 0) -> None:
+        asked.append(labels)
+        raise DeadlineError
+
+    fronts = StagewiseFronts(OuterCosts.read(table_of(0), 0), late)
+    for end in (1, 2):
+        with pytest.raises(DeadlineError):
+            fronts.front(0, 0, end)
+    assert len(asked) == 2
