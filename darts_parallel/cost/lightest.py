@@ -104,7 +104,7 @@ def _filled_below(prefix: list[list[float]], limits: list[float]) -> list[int] |
         starts.append(position)
         furthest = bisect_right(sums, sums[position] + limit) - 1
         later_stages = len(prefix) - 1 - stage
-        end = min(max(furthest, position), units - later_stages)
+        end = min(furthest, units - later_stages)
         if end == position:
             return None
         position = end

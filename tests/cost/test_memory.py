@@ -112,6 +112,25 @@ def test_states_are_those_of_the_zero_paper(zero_stage: int, bytes_per_parameter
     assert float(size) == pytest.approx(1000 * bytes_per_parameter)
 
 
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "software", "wanted"),
+    [
+        ("fp32", "adam", {}, (4.0, 4.0, 8.0, 0.0, 0.0)),
+        ("fp32", "sgd", {"gradient_copy": True, "step_bytes": 4.0}, (4.0, 4.0, 4.0, 0.0, 0.0)),
+        ("fp16", "adam", {}, (2.0, 2.0, 12.0, 0.0, 0.0)),
+        ("fp16", "adam", {"gradient_copy": True}, (2.0, 2.0, 12.0, 0.0, 0.0)),
+        ("bf16", "lion", {}, (2.0, 4.0, 8.0, 0.0, 0.0)),
+        ("bf16", "adam", {"gradient_copy": True}, (2.0, 4.0, 12.0, 2.0, 0.0)),
+        ("bf16", "adam", {"gradient_bits": 16, "gradient_copy": True}, (2.0, 2.0, 12.0, 0.0, 0.0)),
+        ("fp8", "adafactor", {"step_bytes": 4.0}, (2.0, 4.0, 4.0, 0.0, 4.0)),
+    ],
+)
+def test_states_have_the_width_of_their_precision_and_framework(
+    precision: str, optimizer: str, software: dict[str, Any], wanted: tuple[float, ...]
+) -> None:
+    assert state_bytes(precision, optimizer, Software(**software)) == StateBytes(*wanted)
+
+
 def test_zero_gathers_gradients_from_stage_2_and_parameters_at_stage_3() -> None:
     state = StateBytes(parameter=2.0, gradient=4.0, optimizer=12.0)
     stages = torch.tensor([0.0, 1.0, 2.0, 3.0])

@@ -1,3 +1,4 @@
+import time
 from dataclasses import replace
 from itertools import pairwise, product
 
@@ -309,3 +310,19 @@ def test_ctrl_c_ends_polishing_with_what_was_found() -> None:
     bounds = [torch.zeros(1)]
     assert polish_pool(pool, "layerwise", SearchConfig(), hurry=False, bounds=bounds) == "user"
     assert pool.best_time <= before
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_nothing_is_polished_after_the_deadline(simulated: bool) -> None:
+    table = random_table(1, pp=2, num_layers=6, num_outer=1, tightness=3.0)
+    table = replace(table, pipeline=replace(table.pipeline, simulated=simulated))
+    pool = PlanPool([table], "layerwise")
+    pool.add(0, even_uniform_plans(table))
+    before, evaluated = pool.best_time, pool.evaluated
+    config = SearchConfig(max_seconds=0.001)
+    time.sleep(0.002)
+    bounds = [torch.zeros(1)]
+    assert polish_pool(pool, "layerwise", config, hurry=True, bounds=bounds) == "time_limit"
+    assert pool.best_time == before
+    # each plan that was to be polished is priced once more
+    assert pool.evaluated - evaluated <= 5
