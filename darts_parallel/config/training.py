@@ -52,6 +52,7 @@ class TrainingConfig:
     loss: str | None = one_of(None, ("full", "chunked", "fused"))
     """How the loss is computed. `full`: all logits of a micro-batch exist. `chunked`: an eighth of
     them exists at a time. `fused`: head and loss are one kernel; in Megatron-LM the loss alone is.
+    The files for accelerate and DeepSpeed load Liger Kernel for it, whose norms and MLP keep less.
     null: the trainer's files decide; without a trainer it is the average of measured runs."""
     recompute_modules: list[str] = one_of(["core_attn"], RECOMPUTE_MODULES)
     """Modules that selective recomputation computes again (Megatron-LM's `--recompute-modules`).
