@@ -126,10 +126,12 @@ def within_chance(asked: Asked, find: Callable[[float], Planned]) -> Planned:
     headrooms = [tightened(problem, chance).headroom for chance in LEVELS]
     search = _ChanceSearch(find, asked, headrooms)
     usual = next(i for i, chance in enumerate(LEVELS) if chance <= search.allowed)
-    named = 0 if problem.config.search.method == "exact" else search.loosest(usual)
+    exact = problem.config.search.method == "exact"
+    named = 0 if exact else search.loosest(usual)
     met, failed = search.tighter(usual if named is None else named, usual)
     if met and search.keeps(met[-1]):
-        return search.loosened(met[-1], usual) if named is None else met[-1]
+        found = met[-1] if exact else search.next_to(met)
+        return search.loosened(found, usual) if named is None else found
     if met and met[-1].interrupted:
         return met[-1]
     safest = search.safest(met, failed, usual)
@@ -231,6 +233,23 @@ class _ChanceSearch:
                 break
         return met, None
 
+    def next_to(self, met: Sequence[Planned]) -> Planned:
+        """Return the last plan, or a faster one that an earlier search met and that keeps the chance.
+
+        Later searches have less memory, and often less time.
+        """
+        best = met[-1]
+        for found in met[:-1]:
+            assert found.result is not None
+            for seconds, plan in found.result.alternatives:
+                if seconds > _seconds(best) * (1.0 - TIE):
+                    break
+                other = _with_plan(found, plan, seconds)
+                if self.keeps(other):
+                    best = other
+                    break
+        return best
+
     def loosened(self, found: Planned, level: int, *, sure: bool = False) -> Planned:
         """Leave less memory free while the plan is twice as safe as asked for and a faster one may fit.
 
@@ -311,6 +330,16 @@ def always_fits(table: CostTable) -> bool:
     heaviest = (kept + table.working).amax(-1)
     most = heaviest.sum(1).max()
     return table.moments is None and bool(most <= table.stage_capacity.min())
+
+
+def _with_plan(found: Planned, plan: Plan, seconds: float) -> Planned:
+    """Return an answer with another plan that its search met."""
+    assert found.result is not None
+    assert found.asked is not None
+    result = replace(found.result, plan=plan, iteration_time_s=seconds)
+    answers = tuple(answer.with_gap(seconds) for answer in found.answers)
+    chance = out_of_memory(plan, found.asked.problem)
+    return replace(found, plan=plan, result=result, answers=answers, out_of_memory=chance)
 
 
 def _stopped_late(planned: Planned) -> bool:

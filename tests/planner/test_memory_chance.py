@@ -293,6 +293,36 @@ def test_of_the_plans_met_the_fastest_that_keeps_the_chance_is_given(
         assert not set(levels) & set(asked)
 
 
+@pytest.mark.parametrize(("later", "best"), [(1.2, 1.1), (1.1005, 1.1005), (1.05, 1.05)])
+def test_a_plan_next_to_the_best_of_an_earlier_search_may_keep_the_chance(
+    monkeypatch: pytest.MonkeyPatch, later: float, best: float
+) -> None:
+    job = ["model=toy", "training=toy", "cluster=toy", "verification.enabled=false"]
+    problem = load_problem(job)
+    known = with_capacity(plan(problem), 1.0)
+    assert known.result is not None
+    first, risky, safe, last = (
+        Plan(micro_batches, (0, 7), (LayerStrategy(1, 1),) * 7) for micro_batches in (1, 2, 4, 8)
+    )
+    chances = {first: 0.9, risky: 0.4, safe: 0.1, last: 0.1}
+    monkeypatch.setattr(memory_chance, "out_of_memory", lambda own, problem: chances[own])
+    monkeypatch.setattr(memory_chance, "evaluate", lambda *_: SimpleNamespace(feasible=False))
+    alternatives = ((1.01, risky), (1.1, safe), (1.15, safe))
+    seconds = {first: 1.0, last: later}
+    left = iter((first, last))
+
+    def find(headroom: float) -> Planned:
+        own = next(left)
+        result = replace(known.result, iteration_time_s=seconds[own], alternatives=alternatives)
+        return replace(known, plan=own, result=result, out_of_memory=chances[own])
+
+    found = memory_chance.within_chance(Asked.of(problem), find)
+    assert found.result is not None
+    assert found.result.iteration_time_s == best
+    assert found.plan == (safe if best == 1.1 else last)
+    assert found.out_of_memory == 0.1
+
+
 def test_where_no_plan_fits_in_all_memory_one_search_says_so() -> None:
     asked = []
 
