@@ -15,6 +15,8 @@ import typing_extensions
 from torch import distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from darts_parallel.errors import Entries
+
 if not hasattr(typing, "override"):  # Megatron-LM's main is written for Python 3.12
     typing.override = typing_extensions.override
 # it asks the GPU, which is not here
@@ -143,9 +145,9 @@ def built(
     world: int,
     one_queue: bool,
     names: list[str],
-) -> dict[str, Any]:
+) -> Entries:
     """Return what is read and built, or why not."""
-    found: dict[str, Any] = {}
+    found: Entries = {}
     try:
         args = read(words, world, one_queue)
         found |= {name: getattr(args, name, None) for name in names}

@@ -1,9 +1,9 @@
 import os
-from typing import Any
 
 import golden
 import pytest
 
+from darts_parallel.errors import Entries
 from darts_parallel.export import Request
 
 GALVATRON = os.environ.get("GALVATRON") or None
@@ -49,7 +49,7 @@ for path, layers, world, experts in json.load(sys.stdin):
 
 
 @pytest.fixture(scope="module")
-def read() -> dict[str, Any]:
+def read() -> Entries:
     """Return what the runtime reads of every plan."""
     if GALVATRON is None:
         pytest.skip("GALVATRON=FOLDER names a checkout of Hetu-Galvatron")
@@ -65,7 +65,7 @@ def read() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", golden.cases("galvatron"))
-def test_the_runtime_reads_the_plan(name: str, read: dict[str, Any]) -> None:
+def test_the_runtime_reads_the_plan(name: str, read: Entries) -> None:
     problem, plan = golden.built(name)
     found = read[name]
     job = Request("galvatron", problem, plan)

@@ -8,6 +8,7 @@ import golden
 import pytest
 
 from darts_parallel.config import DYNAMIC, PACKED
+from darts_parallel.errors import Entries
 from darts_parallel.export import Request, packing_flags
 from darts_parallel.problem import load_problem
 
@@ -69,7 +70,7 @@ def packing_scripts(scheduler: str) -> list[list[str]]:
     return [PACKED_JOB.split() + flags.split() for flags in versions.values()]
 
 
-def answers_of(scripts: list[list[str]]) -> list[dict[str, Any]]:
+def answers_of(scripts: list[list[str]]) -> list[Entries]:
     """Return what Megatron-LM reads of scripts of 16 GPUs."""
     if MEGATRON is None:
         pytest.skip("MEGATRON=FOLDER names a checkout of Megatron-LM")

@@ -5,13 +5,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from darts_parallel.config import EXPORTS, require_member
 from darts_parallel.cost import CostBreakdown as CostBreakdown
 from darts_parallel.cost import PlanView as PlanView
 from darts_parallel.cost import evaluate as evaluate
-from darts_parallel.errors import ConfigError, UnsupportedError
+from darts_parallel.errors import ConfigError, Entries, UnsupportedError
 from darts_parallel.export import Exported, export_plan, require_trainers
 from darts_parallel.gradient import SearchResult as SearchResult
 from darts_parallel.gradient import search as search
@@ -53,7 +52,7 @@ class PlannedJob(Planned):
 
     __repr__ = __str__
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Entries:
         """Return the content of `plan.json`."""
         return plan_dict(self.outcome) | self.entries()
 

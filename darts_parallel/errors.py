@@ -20,6 +20,8 @@ from pkgutil import iter_modules
 from types import FrameType
 from typing import Any, NoReturn
 
+Entries = dict[str, Any]
+"""Values of any kind by name: the content of a JSON or YAML file, or keyword arguments."""
 REFUSED = 2
 """Exit status after an error that the user can correct."""
 INTERRUPTED = 130

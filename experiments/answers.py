@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import inf, isfinite
 from pathlib import Path
-from typing import Any
 
 from darts_parallel.config import EXPORTS, read_yaml, run_main
+from darts_parallel.errors import Entries
 from darts_parallel.report import markdown_table
 from experiments.data import DATA
 from experiments.study import Study, StudyOptions, report_text, run_study
@@ -96,7 +96,7 @@ def answer(task: tuple[str, str, float]) -> list[TrainerAnswer]:
     return [read_answer(TrainerAnswer(problem, trainer, warned=warned, command_s=seconds), found)]
 
 
-def read_answer(row: TrainerAnswer, found: dict[str, Any]) -> TrainerAnswer:
+def read_answer(row: TrainerAnswer, found: Entries) -> TrainerAnswer:
     """Return a row with what a plan file says."""
     predicted = found["predicted"]
     degrees = found["parallelism"]

@@ -32,6 +32,7 @@ from darts_parallel.config import (
     read_yaml,
     run_main,
 )
+from darts_parallel.errors import Entries
 from darts_parallel.machine import MeasuredMachine, gemm_shapes, this_machine
 from darts_parallel.plans import write_text
 from darts_parallel.report import csv_text
@@ -246,11 +247,11 @@ def _loss(model: nn.Sequential, tokens: Tensor, step: TrainingStep) -> Tensor:
     return functional.cross_entropy(model(tokens).flatten(0, 1).float(), labels)
 
 
-def run_row(config: ModelConfig, step: TrainingStep, seconds: float, gpu: str) -> dict[str, Any]:
+def run_row(config: ModelConfig, step: TrainingStep, seconds: float, gpu: str) -> Entries:
     """Return a row of `runs.csv`; peak memory on a GPU alone."""
     date = datetime.now(timezone.utc).date()
     source = f"measured here: experiments.measure_gpu, torch {torch.__version__}, {date}"
-    row: dict[str, Any] = {"model": "Llama", "gpu": gpu, "source": source}
+    row: Entries = {"model": "Llama", "gpu": gpu, "source": source}
     sizes = word_tables()["size_cells"] | COLUMNS
     row |= {column: getattr(config, name) for column, name in sizes.items()}
     row |= given_values(FIXED)

@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import groupby, product
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from baselines.fasop import TICK, Floats, Integers, middle_comm, minmax_partition
 from darts_parallel.config import read_yaml, run_main
-from darts_parallel.errors import ConfigError, InfeasibleError
+from darts_parallel.errors import ConfigError, Entries, InfeasibleError
 from darts_parallel.plans import divisors
 from darts_parallel.problem import Profiles, read_profiles
 from darts_parallel.report import markdown_table
@@ -453,7 +453,7 @@ class FasopOptions(StudyOptions):
 
 
 @cache
-def read_facts() -> dict[str, Any]:
+def read_facts() -> Entries:
     """Read FASOP's nodes, jobs and clusters, and by case what its authors and its own program say."""
     return read_yaml(SHIPPED / "cases.yaml")
 

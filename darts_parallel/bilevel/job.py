@@ -9,7 +9,6 @@ from math import isfinite, nan
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -21,6 +20,7 @@ from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Retrained, Retrai
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.config import LOSSLESS
 from darts_parallel.cost import evaluate
+from darts_parallel.errors import Entries
 from darts_parallel.gradient import PlanStage, SearchResult, StepRecord
 from darts_parallel.plans import BatchPhase, megatron_schedule, write_json, write_text
 from darts_parallel.problem import Problem
@@ -217,7 +217,7 @@ class BilevelJob:
         checks = self.problem.config.verification
         if checks.enabled and finished:
             answers = verify(loop.space, loop.prices, chosen, checks.max_seconds)
-        told: dict[str, Any] = {"method": "bilevel", "stages": stages}
+        told: Entries = {"method": "bilevel", "stages": stages}
         told["stopped_by"] = None if finished else "user"
         told["seconds"] = time.perf_counter() - loop.began
         told["steps"] = loop.trainer.step
@@ -228,7 +228,7 @@ class BilevelJob:
         cost = evaluate(chosen.plan, here)
         return Outcome(here, chosen.plan, cost, result, answers)
 
-    def _phase(self, phase: TrainingPhase) -> dict[str, Any]:
+    def _phase(self, phase: TrainingPhase) -> Entries:
         """Return a phase as `plan.json` has it; its plan has the fields of a plan."""
         here = phase.plan.problem(self.problem)
         plan = phase.plan.plan

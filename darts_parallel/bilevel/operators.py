@@ -26,6 +26,7 @@ from darts_parallel.bilevel.data import load_corpus
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.trials import NEXT_SEED, log_slowdown
 from darts_parallel.config import LOSSLESS, load_config, run_folder
+from darts_parallel.errors import Entries
 from darts_parallel.graph import (
     DeviceMeshSpec,
     GraphPlan,
@@ -277,7 +278,7 @@ class OperatorSearch:
             seconds = self.space.total_seconds(found)
         return plan
 
-    def entry(self, assignment: Sequence[int]) -> dict[str, Any]:
+    def entry(self, assignment: Sequence[int]) -> Entries:
         """Describe a plan; its time to the same loss is over that of 16 bits."""
         sums = self.sums_of(assignment)
         choose = GraphPlan(self.space, tuple(assignment)).choice
@@ -322,7 +323,7 @@ def train_operators(arguments: Sequence[str]) -> list[str]:
     return [*lines, f"files: {folder}"]
 
 
-def _report(search: OperatorSearch, plans: Mapping[str, dict[str, Any]]) -> list[str]:
+def _report(search: OperatorSearch, plans: Mapping[str, Entries]) -> list[str]:
     """Say what was tried, and what the plans cost."""
     losses = [record["train/loss"] for record in search.records]
     change = f"{losses[0]:.2f} to {losses[-1]:.2f} nats"

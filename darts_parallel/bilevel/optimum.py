@@ -9,9 +9,9 @@ price at which no seconds are worth a step. The better of both ends is taken.
 
 import time
 from dataclasses import replace
-from typing import Any
 
 from darts_parallel.bilevel.space import BatchPlan, JointSpace, LogSlowdown, priced
+from darts_parallel.errors import Entries
 from darts_parallel.exact import Verification, find_layerwise_plan, find_uniform_plan
 
 AGREEMENT = 1e-9
@@ -88,7 +88,7 @@ def verify(
     entries = []
     for answer in answers:
         noted = [] if answer.proven else [answer.note]
-        shown: dict[str, Any] = {"note": ", ".join([*noted, "at the learned prices"])}
+        shown: Entries = {"note": ", ".join([*noted, "at the learned prices"])}
         shown["iteration_time_s"] = answer.iteration_time_s - paid
         shown["lower_bound_s"] = answer.lower_bound_s - paid
         entries.append(replace(answer, **shown).with_gap(found.seconds))

@@ -1,11 +1,10 @@
 """Settings of one bilevel search, and settings of the main search that it does not serve."""
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from darts_parallel.config import LOSSLESS, BilevelConfig, ModelConfig, as_yaml
 from darts_parallel.cost import BLOCK
-from darts_parallel.errors import ConfigError
+from darts_parallel.errors import ConfigError, Entries
 from darts_parallel.problem import Problem
 
 NUM_SEEDS = 10_000
@@ -78,7 +77,7 @@ class BilevelSettings(BilevelConfig):
                 f"model.vocab_size={model.vocab_size} must be {BYTES}: the training data are bytes; "
                 f"try {BYTES}, or experiment=bilevel."
             )
-        job: dict[str, Any] = {"num_devices": problem.cluster.num_devices}
+        job: Entries = {"num_devices": problem.cluster.num_devices}
         job["seed"] = problem.config.search.seed % NUM_SEEDS
         job["global_batch_size"] = problem.training.global_batch_size
         job["block_size"] = problem.config.cost.lossy_block

@@ -20,7 +20,7 @@ from darts_parallel.config import (
     with_box,
     without_words,
 )
-from darts_parallel.errors import ConfigError, DartsParallelError, read_json
+from darts_parallel.errors import ConfigError, DartsParallelError, Entries, read_json
 
 COMPOSED = ("output", "tune", "verification")
 """Root keys that always come from the command."""
@@ -45,7 +45,7 @@ FIRST = ("graph", "design", "profile")
 """Commands with arguments of their own."""
 TOPICS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 SWITCH = {"action": "store_const", "const": True}
-FLAGS: dict[str, dict[str, Any]] = {
+FLAGS: dict[str, Entries] = {
     "--hydra-help": SWITCH,
     "--version": SWITCH,
     "--resolve": SWITCH,

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from math import exp, log
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -27,6 +26,7 @@ from darts_parallel.design import (
     scaled_config,
     upgrades,
 )
+from darts_parallel.errors import Entries
 from darts_parallel.planner import plan
 from darts_parallel.plans import read_plan, required_config, write_json, write_text
 from darts_parallel.problem import Problem
@@ -73,8 +73,6 @@ FRONT = ("budget", "spent", "iteration_time_s", "bound_iteration_time_s", "plann
 """Parts of an answer under the same names in pareto.csv."""
 MACHINE_WORDS = ("cluster", "nodes", "gpus")
 """Words for the machine, which a design's file describes."""
-Content = dict[str, Any]
-"""Content of a JSON file."""
 UPGRADE_FORMATS = {
     "figure": "",
     "before": ".4g",
@@ -176,7 +174,7 @@ def _front_csv(front: Sequence[Answer]) -> str:
     return csv_text(header, rows)
 
 
-def plan_files(answer: Answer) -> dict[str, Content]:
+def plan_files(answer: Answer) -> dict[str, Entries]:
     """Return by file name every job's plan on the hardware found, even uniform and layer by layer.
 
     The planner keeps the chance of the whole job, the design that of one device: the better plan
@@ -201,12 +199,12 @@ def plan_files(answer: Answer) -> dict[str, Content]:
     return files
 
 
-def design_dict(design: Design, answer: Answer, plans: dict[str, Content]) -> Content:
+def design_dict(design: Design, answer: Answer, plans: dict[str, Entries]) -> Entries:
     """Return the content of `design.json`: SI units, money in the design's unit."""
     predicted = [file["predicted"] for file in plans.values()]
     layerwise = zip(design.weights, predicted[1::2], strict=True)
     mean = sum(weight * log(own["iteration_time_s"]) for weight, own in layerwise)
-    found: Content = {"design": design.name, "unit": design.unit}
+    found: Entries = {"design": design.name, "unit": design.unit}
     found |= {"option": answer.option.name, "fixed": answer.option.fixed}
     found |= {"target_s": design.target or None}
     found |= {key: getattr(answer, key) for key in ANSWER}
@@ -216,7 +214,7 @@ def design_dict(design: Design, answer: Answer, plans: dict[str, Content]) -> Co
     return found | {"plan": next(iter(plans)), "plans": list(plans)}
 
 
-def _interval(seconds: float, predicted: Sequence[Content]) -> list[float] | None:
+def _interval(seconds: float, predicted: Sequence[Entries]) -> list[float] | None:
     """Return the interval of the jobs' mean seconds, as wide as the widest of a job.
 
     Calibrated figures err together, so that means are as unsure as the least sure job.
@@ -229,7 +227,7 @@ def _interval(seconds: float, predicted: Sequence[Content]) -> list[float] | Non
     return [seconds / max(widths), seconds * max(widths)] if widths else None
 
 
-def report_lines(answer: Answer, found: Content) -> list[str]:
+def report_lines(answer: Answer, found: Entries) -> list[str]:
     """Return the lines that the command prints."""
     seconds = answer.iteration_time_s
     interval = found["iteration_time_interval_s"]

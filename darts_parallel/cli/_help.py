@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
 
 from darts_parallel.config import (
     EVERY_WORD,
@@ -14,13 +13,13 @@ from darts_parallel.config import (
     key_docs,
     read_yaml,
 )
-from darts_parallel.errors import ConfigError, closest
+from darts_parallel.errors import ConfigError, Entries, closest
 
 FLAGS = ("--help", "-h")
 WIDTH = 100
 MOST_KEYS = 8
 """Keys of one last name that are explained at once."""
-HELP: dict[str, Any] = read_yaml(Path(__file__).with_suffix(".yaml"))
+HELP: Entries = read_yaml(Path(__file__).with_suffix(".yaml"))
 COMMANDS: dict[str, dict[str, str]] = HELP["commands"]
 """Summary and usage of each command; a command without a usage prints its own help."""
 GROUPS: dict[str, str] = HELP["groups"]

@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -24,7 +23,7 @@ from darts_parallel.cli._trainers import (
 from darts_parallel.cli._tune import run_tuning
 from darts_parallel.config import ANY, BETWEEN, BOX, INSIDE, ClusterConfig, given_values
 from darts_parallel.cost import CostBreakdown, evaluate
-from darts_parallel.errors import DartsParallelError, UnsupportedError, fail, one_line
+from darts_parallel.errors import DartsParallelError, Entries, UnsupportedError, fail, one_line
 from darts_parallel.export import export_lines, export_plan, taken_by, write_export
 from darts_parallel.gradient import StepRecord
 from darts_parallel.planner import (
@@ -164,7 +163,7 @@ class Job(Watcher):
         )
         found = list(offers(problem, planned, cost.iteration_time_s))
         findings = Findings(planned, outcome, found, self._rungs(planned))
-        best: dict[str, Any] = {}
+        best: Entries = {}
         distance: list[str] = []
         if self.problem.config.price:
             with self._beside("the best plan of the space"):
@@ -299,7 +298,7 @@ class Job(Watcher):
                 written.append(rung)
         return written
 
-    def _write(self, findings: Findings, best: dict[str, Any]) -> None:
+    def _write(self, findings: Findings, best: Entries) -> None:
         """Write `plan.json` and what belongs next to it."""
         planned = findings.planned
         outcome = findings.outcome

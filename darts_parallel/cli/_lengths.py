@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from darts_parallel.cli._trainers import start_command
 from darts_parallel.config import DYNAMIC, PADDED
 from darts_parallel.cost import evaluate
+from darts_parallel.errors import Entries
 from darts_parallel.export import packing_flags, taken_by
 from darts_parallel.planner import LengthPlan, LengthPlans, plan_lengths
 from darts_parallel.plans import write_json, write_text
@@ -95,7 +95,7 @@ def _job(problem: Problem, own: LengthPlan) -> Problem:
     )
 
 
-def _entry(problem: Problem, own: LengthPlan) -> dict[str, Any]:
+def _entry(problem: Problem, own: LengthPlan) -> Entries:
     """Return a plan's entry in `plan.json`; its flags go by versions of Megatron-LM."""
     flags = packing_flags(_job(problem, own).training, own.plan.pp)
     words = own.plan.describe(problem.training.global_batch_size)

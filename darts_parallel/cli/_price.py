@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from darts_parallel.cli._trainers import start_command
 from darts_parallel.config import Config, SpaceConfig, given_values, require
 from darts_parallel.cost import evaluate
-from darts_parallel.errors import InfeasibleError
+from darts_parallel.errors import Entries, InfeasibleError
 from darts_parallel.planner import plan as find_plan
 from darts_parallel.plans import Plan, write_json
 from darts_parallel.problem import Problem
@@ -42,7 +41,7 @@ def require_agreement(plan: Plan, config: Config, overrides: Sequence[str]) -> N
             require(own[name] <= {*pinned}, f"{key}={value}", rule, near)
 
 
-def distance_to_best(outcome: Outcome, folder: Path) -> tuple[dict[str, Any], list[str]]:
+def distance_to_best(outcome: Outcome, folder: Path) -> tuple[Entries, list[str]]:
     """Plan the job of a priced plan; pinned degrees are freed within the trainer's space.
 
     Writes `plan_best.json`; returns what `plan.json` says of it, and lines for the report.

@@ -5,13 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
 from darts_parallel.config import EXPORTS
 from darts_parallel.cost import PricedPlan, build_tables, evaluate
-from darts_parallel.errors import DartsParallelError
+from darts_parallel.errors import DartsParallelError, Entries
 from darts_parallel.exact import find_uniform_within
 from darts_parallel.export import model_refusals, refusals, taken_by
 from darts_parallel.planner import (
@@ -49,7 +48,7 @@ class Offer:
     why: str = ""
     """Why there is no plan, or what the plan lacks to be the best one, one clause."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Entries:
         """Return the entry in `plan.json`."""
         return {"seconds": self.seconds, "chance": self.chance, "takes_this_plan": self.takes}
 

@@ -14,7 +14,7 @@ from darts_parallel.cli._trainer_log import MOST, read_log
 from darts_parallel.cli._trainers import start_command
 from darts_parallel.config import load_config, ranged, read_typed, require
 from darts_parallel.cost import evaluate
-from darts_parallel.errors import ConfigError, read_text
+from darts_parallel.errors import ConfigError, Entries, read_text
 from darts_parallel.planner import (
     SECONDS,
     Proposal,
@@ -189,7 +189,7 @@ def _entry(problem: Problem, proposal: Proposal, file: Path) -> dict[str, object
     return entry | seconds | known
 
 
-def _plan_file(problem: Problem, proposal: Proposal) -> dict[str, Any]:
+def _plan_file(problem: Problem, proposal: Proposal) -> Entries:
     return plan_dict(Outcome(problem, proposal.plan, evaluate(proposal.plan, problem)))
 
 

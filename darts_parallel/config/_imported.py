@@ -1,7 +1,8 @@
 """A model that a Hugging Face file gives, and the advice where it gives none."""
 
 from dataclasses import dataclass
-from typing import Any
+
+from darts_parallel.errors import Entries
 
 OWN_FILE = (
     "try a model file of your own (--config-dir) with what darts_parallel/config/model.py lists"
@@ -13,7 +14,7 @@ class Imported:
     """A model that `transformers` built from a file: its fields, parameters and FLOP."""
 
     place: str
-    fields: dict[str, Any]
+    fields: Entries
     parameters: int
     """Trained parameters, tied tables counted once."""
     flop: float

@@ -18,13 +18,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from darts_parallel.config._imported import OWN_FILE, Imported
 from darts_parallel.config._model_shapes import (
     HUGGING_FACE,
-    Fields,
     HeadShape,
     NotModelled,
     ShapeReader,
 )
 from darts_parallel.config.model import MAX_SIZE
-from darts_parallel.errors import ConfigError, UnsupportedError
+from darts_parallel.errors import ConfigError, Entries, UnsupportedError
 
 SEQUENCE = 256
 """Tokens of the forward pass that counts matrix products."""
@@ -32,13 +31,11 @@ SCANNED = 32
 """Tokens of that pass for models with state spaces, which scan token by token."""
 MOST_LAYERS = 1024
 """Layers of `ModelConfig`."""
-FileValues = dict[str, Any]
-"""A parsed `config.json`."""
 _LAYERS = re.compile("(num_|n_)?(hidden_|encoder_|decoder_)?layers?")
 _WINDOWED = re.compile("sliding|local")
 
 
-def describe(values: FileValues, place: str, name: str) -> Imported:
+def describe(values: Entries, place: str, name: str) -> Imported:
     """Return the model of a parsed `config.json`; arguments and errors as `import_model`."""
     logging = transformers.utils.logging
     shown = logging.get_verbosity()
@@ -62,7 +59,7 @@ def describe(values: FileValues, place: str, name: str) -> Imported:
         logging.set_verbosity(shown)
 
 
-def _configuration(values: FileValues, place: str) -> Any:
+def _configuration(values: Entries, place: str) -> Any:
     """Return the configuration of the whole model."""
     kind = str(values.get("model_type"))
     kind = HUGGING_FACE["other_types"].get(kind, kind)
@@ -84,7 +81,7 @@ def _configuration(values: FileValues, place: str) -> Any:
         ) from None
 
 
-def _language_part(config: Any, values: FileValues, place: str) -> Any:
+def _language_part(config: Any, values: Entries, place: str) -> Any:
     """Return the configuration of the language model: of a multimodal one its `text_config`."""
     text = getattr(config, "text_config", None)
     if isinstance(text, dict) or "text_config" in (values.get("text_config") or {}):
@@ -97,7 +94,7 @@ def _language_part(config: Any, values: FileValues, place: str) -> Any:
     return text
 
 
-def _not_priced(whole: Any, text: Any, values: FileValues) -> str | None:
+def _not_priced(whole: Any, text: Any, values: Entries) -> str | None:
     """Name the parts of a file next to its language model, with the parameters of all."""
     names = []
     for key, part in vars(whole).items():
@@ -122,7 +119,7 @@ def _chunks(config: Any) -> str | None:
     return f"chunks of attention, above {size:,} tokens" if size else None
 
 
-def _closest_type(values: FileValues) -> str:
+def _closest_type(values: Entries) -> str:
     """Return the usual type whose configuration has the most keys of a file."""
 
     def known(kind: str) -> int:
@@ -131,7 +128,7 @@ def _closest_type(values: FileValues) -> str:
     return str(max(HUGGING_FACE["usual_types"], key=known))
 
 
-def _require_few_layers(values: FileValues, place: str) -> None:
+def _require_few_layers(values: Entries, place: str) -> None:
     """Refuse numbers of layers that no plan takes, before a list of them fills the memory."""
     parts = [part for part in values.values() if isinstance(part, dict)]
     for key, value in (pair for part in (values, *parts) for pair in part.items()):
@@ -163,7 +160,7 @@ def _counted(config: Any, place: str, name: str) -> Imported:
     return Imported(place, fields, _trained(model), flop, tokens, sizes)
 
 
-def _heads(shapes: list[HeadShape], fields: Fields) -> Fields:
+def _heads(shapes: list[HeadShape], fields: Entries) -> Entries:
     """Return the heads of blocks without and with a window; nothing where no attention has any.
 
     Errors:
@@ -300,14 +297,14 @@ def _left_out(module: Any, count: float, tokens: int, top_k: int | None) -> floa
     return 0.0
 
 
-def _said(config: Any, found: Fields, model: Any) -> Fields:
+def _said(config: Any, found: Entries, model: Any) -> Entries:
     """Return the fields that no shape says: windows, routing, positions, norms, dropout, causality."""
     unused = re.compile("layer_?drop|classifier|summary")
     values = config.to_dict().items()
     rates = [value for key, value in values if "drop" in key and not unused.search(key)]
     dropped = any(isinstance(rate, float) and rate > 0 for rate in rates)
     causal = "MaskedLM" not in type(model).__name__
-    said: Fields = {"causal": causal, "dropout": dropped}
+    said: Entries = {"causal": causal, "dropout": dropped}
     epsilon = _value_of(config, "norm_epsilon")
     said["norm_epsilon"] = epsilon and float(epsilon)
     if not found["learned_positions"]:
@@ -322,12 +319,12 @@ def _said(config: Any, found: Fields, model: Any) -> Fields:
     return said | _windows(config, found["num_layers"], causal)
 
 
-def _routing(config: Any, num_experts: int, model: Any) -> Fields:
+def _routing(config: Any, num_experts: int, model: Any) -> Entries:
     """Return how the router chooses experts."""
     biased = any("correction_bias" in key for key, _ in model.named_buffers())
     over_chosen = getattr(config, "norm_topk_prob", None) is not False
     factor = getattr(config, "routed_scaling_factor", None)
-    said: Fields = {
+    said: Entries = {
         "moe_router_topk": _top_k(config) or num_experts,
         "moe_router_enable_expert_bias": biased,
         "moe_router_pre_softmax": not over_chosen and not biased,
@@ -358,7 +355,7 @@ def _value_of(config: Any, key: str) -> Any:
     return next(filter(None, values), None)
 
 
-def _windows(config: Any, layers: int, causal: bool) -> Fields:
+def _windows(config: Any, layers: int, causal: bool) -> Entries:
     """Return the size of sliding windows and their layers; nothing if all attend globally.
 
     Without a causal mask `transformers` gives the tokens on each side, without the query.

@@ -17,15 +17,15 @@ from torch import nn
 
 from darts_parallel.config.model import ATTENTION, EXPERTS, LATENT_SIZES, MAMBA, MLP
 from darts_parallel.config.trainer import read_yaml
+from darts_parallel.errors import Entries
 
-Fields = dict[str, Any]
 _ATTENTION = re.compile(r"Att(entio)?n", re.IGNORECASE)
 _QUERY_OR_KEY = re.compile(r"(^|[._])(q|k|query|key)[a-z_]*norm", re.IGNORECASE)
 _GATE = re.compile(r"[._](gate|g)_proj$")
 _DOWN = re.compile("down|output|^w2$")
 DELTA_CHUNK = 64
 """Tokens of a chunk of a gated delta net, as transformers and flash-linear-attention have it."""
-HUGGING_FACE: dict[str, Any] = read_yaml(Path(__file__).with_name("huggingface.yaml"))
+HUGGING_FACE: Entries = read_yaml(Path(__file__).with_name("huggingface.yaml"))
 """Names in Hugging Face's configurations."""
 
 
@@ -118,7 +118,7 @@ class ShapeReader:
         self.table = model.get_input_embeddings()  # type: ignore[operator]
         self.head = model.get_output_embeddings()  # type: ignore[operator]
         self.vocabulary, self.hidden = self.table.weight.shape
-        self.fields: Fields = {}
+        self.fields: Entries = {}
         self.buckets = 0
         self.head_shapes: list[HeadShape] = []
         """Heads of every attention."""
@@ -127,7 +127,7 @@ class ShapeReader:
         self.forms: list[str] = []
         """Forms of each block's norms that no price depends on, in words."""
 
-    def read(self) -> tuple[Fields, list[str]]:
+    def read(self) -> tuple[Entries, list[str]]:
         """Return the fields, and the paths of the blocks.
 
         Errors:
@@ -312,7 +312,7 @@ class ShapeReader:
     def _latent(self, parts: Parts, out: MetaPart) -> None:
         """Read multi-head latent attention, and the indexer that picks the keys it attends to."""
         keys = ("q_lora_rank", *LATENT_SIZES)
-        sizes: Fields = {key: getattr(self.config, key, None) for key in keys}
+        sizes: Entries = {key: getattr(self.config, key, None) for key in keys}
         heads = out.inputs // sizes["v_head_dim"]
         self._set(out, multi_latent_attention=True, num_heads=heads, qkv_bias=False, **sizes)
         indexer = {p.name: p for p in parts if "indexer" in p.path and p.out}
@@ -451,14 +451,14 @@ class ShapeReader:
             return True
         return getattr(part.module, "weight", None) is self.table.weight
 
-    def _transform(self, part: MetaPart, fields: Fields) -> Fields:
+    def _transform(self, part: MetaPart, fields: Entries) -> Entries:
         """Read the dense layer before BERT's head, of which there is one."""
         dense = {part.out, part.inputs} == {self.hidden} and "pool" not in part.path.lower()
         if not dense or "head_transform" in fields:
             raise part.refuse()
         return {"head_transform": True, "transform_bias": part.bias}
 
-    def _table(self, part: MetaPart) -> Fields:
+    def _table(self, part: MetaPart) -> Entries:
         """Read a table of positions or of token types."""
         name = part.path.lower()
         rows, width = part.weights["weight"]

@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from darts_parallel.config.checks import as_yaml
 from darts_parallel.config.trainer import group_file, group_names, read_yaml
 from darts_parallel.config.words import NAMES, given_values
-from darts_parallel.errors import ConfigError, closest
+from darts_parallel.errors import ConfigError, Entries, closest
 
 BOX = "cluster=box"
 INSIDE = "cluster.nodes.0.intra_node"
@@ -41,7 +40,7 @@ def with_box(arguments: Sequence[str]) -> list[str]:
             "(docs/how-to/own-cluster.md)."
         )
     bus = read_yaml(group_file("device", gpu)).get("host_bandwidth_GBps", PCIE)
-    links: dict[str, Any] = {f"{INSIDE}.bandwidth_GBps": bus, f"{BETWEEN}.bandwidth_GBps": NETWORK}
+    links: Entries = {f"{INSIDE}.bandwidth_GBps": bus, f"{BETWEEN}.bandwidth_GBps": NETWORK}
     if (like := NAMES["boards"].get(gpu)) is not None:
         cluster = read_yaml(group_file("cluster", like))
         inside = {"shared": False, **cluster["nodes"][0]["intra_node"]}

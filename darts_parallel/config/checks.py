@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from darts_parallel.errors import ConfigError, closest, require_listed
+from darts_parallel.errors import ConfigError, Entries, closest, require_listed
 
 _BARE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+/-]*")
 LONGEST = 4096
@@ -38,7 +38,7 @@ def one_of(default: Any, members: tuple[Any, ...]) -> Any:
     return _field(default, {"members": members})
 
 
-def _field(default: Any, rules: dict[str, Any]) -> Any:
+def _field(default: Any, rules: Entries) -> Any:
     if isinstance(default, (list, dict)):
         return field(default_factory=default.copy, metadata=rules)
     return field(default=default, metadata=rules)
@@ -98,7 +98,7 @@ def require(valid: bool, setting: str, rule: str, near: Any) -> None:
         raise ConfigError(f"{setting} must {rule}; try {near}.")
 
 
-def require_none(setting: str, others: dict[str, Any], near: Any) -> None:
+def require_none(setting: str, others: Entries, near: Any) -> None:
     """Refuse a setting next to any of `others` (words and value) that is given."""
     for words, given in others.items():
         require(not given, setting, f"not go with {words}", near)

@@ -27,7 +27,7 @@ from darts_parallel.config.old_keys import current_folder, yaml_files
 from darts_parallel.config.schema import Config, config_dir, register_schema
 from darts_parallel.config.trainer import group_file, group_names
 from darts_parallel.config.words import given_values, require_clear_machine, without_words
-from darts_parallel.errors import ConfigError, DartsParallelError, read_text
+from darts_parallel.errors import ConfigError, DartsParallelError, Entries, read_text
 
 Check = Callable[[Imported], str] | None
 """Refuses a model that a Hugging Face file describes and the layers do not."""
@@ -89,7 +89,7 @@ def _with_own_sizes(typed: DictConfig, overrides: Sequence[str]) -> DictConfig:
     model = OmegaConf.select(typed, "model")
     if not isinstance(model, DictConfig):
         return typed
-    changed: dict[str, Any] = {}
+    changed: Entries = {}
     shape = _first_input(model)
     if shape and model.name == "module":
         changed["model.name"] = str(model.path).rpartition(":")[2]

@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from darts_parallel.config._imported import Imported
 from darts_parallel.config.model import ModelConfig
-from darts_parallel.errors import ConfigError, UnsupportedError, read_json
+from darts_parallel.errors import ConfigError, Entries, UnsupportedError, read_json
 
 
 def read_file(path: str) -> Imported:
@@ -44,7 +43,7 @@ def _import_cached(text: str, place: str, name: str) -> Imported:
     return import_model(json.loads(text), place, name)
 
 
-def import_model(values: dict[str, Any], place: str, name: str) -> Imported:
+def import_model(values: Entries, place: str, name: str) -> Imported:
     """Return the model that a parsed `config.json` describes.
 
     Args:

@@ -33,8 +33,9 @@ from darts_parallel.config.trainer import config_dir as config_dir
 from darts_parallel.config.training import RECOMPUTE_MODULES as RECOMPUTE_MODULES
 from darts_parallel.config.training import TrainingConfig as TrainingConfig
 from darts_parallel.config.words import EVERY_WORD
+from darts_parallel.errors import Entries
 
-TUNE: dict[str, Any] = {
+TUNE: Entries = {
     "from": None,
     "top": 3,
     "measured": None,
@@ -392,14 +393,14 @@ class Config:
     """The exact methods that check the plan."""
     output: OutputConfig = field(default_factory=OutputConfig)
     """Files that are written next to `plan.json`."""
-    own_software: dict[str, Any] = field(default_factory=dict)
+    own_software: Entries = field(default_factory=dict)
     """Figures of `training.software` where that is a file of `--config-dir`; the command sets it."""
     bilevel: BilevelConfig | None = None
     """Settings of the bilevel search; null: the plain search."""
     plan: str | None = None
     """A plan.json to evaluate instead of searching. It is priced on the problem that it was made
     for; keys of the command change this problem. null: search."""
-    tune: dict[str, Any] = field(default_factory=TUNE.copy)
+    tune: Entries = field(default_factory=TUNE.copy)
     """Inputs of `tune`. `from` is the plan.json whose job is tuned. `top` is the number of plans to
     propose. `measured` holds the trials so far: a list of {plan, seconds or oom, memory_gb}, or a CSV
     file with these columns. `log` is the file that a trainer printed when it ran that plan. `figures`

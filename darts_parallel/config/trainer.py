@@ -16,6 +16,7 @@ import yaml
 from omegaconf import MISSING
 
 from darts_parallel.config.checks import as_yaml, one_of, ranged, require, require_member
+from darts_parallel.errors import Entries
 
 
 def config_dir() -> Path:
@@ -51,7 +52,7 @@ ABOVE = {"some": 0, "many": 1}
 class Lack:
     """A combination of settings that a trainer does not run."""
 
-    when: dict[str, Any]
+    when: Entries
     """Settings and their values that are lacking together; `some` stands for all above 0, `many`
     above 1."""
     why: str

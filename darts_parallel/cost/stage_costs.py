@@ -19,7 +19,7 @@ Prefix sums make the sum over layers [i, j) a difference of two numbers.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.pipeline import summed
+from darts_parallel.errors import Entries
 
 Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -162,7 +163,7 @@ class OuterCosts:
     @staticmethod
     def whole(table: CostTable, outer: int) -> "OuterCosts":
         """View outer choice `outer` with all strategies, legal or not; nothing is copied."""
-        fields: dict[str, Any] = {}
+        fields: Entries = {}
         for name in (*COSTS_BY_CHOICE, "reshard", "p2p", "in_flight"):
             fields[name] = getattr(table, name)[outer].detach().numpy()
         for name in ("layout", "stage_kind", "boundary_kind", "fused_to_previous"):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from darts_parallel.cost.own_terms import OwnTerms, load_terms
 from darts_parallel.cost.pipeline import PipelineModel
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms import TERMS
+from darts_parallel.errors import Entries
 from darts_parallel.plans import (
     LayerStrategy,
     OuterSpace,
@@ -248,7 +249,7 @@ def _price_layers(
     def largest(name: str) -> Tensor:
         return stack(costs, attrgetter(name)).amax(1).index_select(1, kinds_of)
 
-    fields: dict[str, Any] = dict.fromkeys(PLACED, torch.zeros(0, dtype=torch.long))
+    fields: Entries = dict.fromkeys(PLACED, torch.zeros(0, dtype=torch.long))
     fields |= _between_layers(space, stages, links)
     fields |= {name: stacked(name) for name in SECONDS_BY_KIND}
     # calibrated devices may differ in their memory factors: the largest counts on every stage

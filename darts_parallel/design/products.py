@@ -21,7 +21,7 @@ from darts_parallel.design.figures import (
     sense,
 )
 from darts_parallel.design.pricing import Pricing
-from darts_parallel.errors import ConfigError
+from darts_parallel.errors import ConfigError, Entries
 from darts_parallel.planner import sensitivity
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
@@ -37,7 +37,7 @@ INVENTED = ("toy", "cpu", "small", "fast_network", "slow_network", "box")
 NO_KNOBS = Knobs((), *np.zeros((5, 0)))
 
 
-def upgrades(plan: Plan, problem: Problem) -> list[dict[str, Any]]:
+def upgrades(plan: Plan, problem: Problem) -> list[Entries]:
     """Return what the plan gains from 10 % more of each figure, and from the next product of each.
 
     Returns:
@@ -56,7 +56,7 @@ def upgrades(plan: Plan, problem: Problem) -> list[dict[str, Any]]:
     own, own_best = _seconds(plan, problem, uniform, MEMORY, 1.0)
     # local moves of the plan, as the report has it: even uniform plans may leave the memory unused
     of_memory = 1.0 - BETTER ** sensitivity(plan, problem).get("memory", 0.0)
-    rows: list[dict[str, Any]] = []
+    rows: list[Entries] = []
     for name in names:
         try:
             before = reference(name, cluster)
@@ -66,7 +66,7 @@ def upgrades(plan: Plan, problem: Problem) -> list[dict[str, Any]]:
         for product, goodness in better:
             factor = goodness ** sense(name)
             seconds, best = _seconds(plan, problem, uniform, name, factor)
-            row: dict[str, Any] = {"figure": name, "to": product}
+            row: Entries = {"figure": name, "to": product}
             row |= {"before": before, "after": before * factor}
             row["saved"] = 1.0 - seconds / own
             row["replanned"] = max(1.0 - best / own_best, of_memory * (name == MEMORY))

@@ -4,9 +4,10 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite, nan
-from typing import Any, Protocol
+from typing import Protocol
 
 from darts_parallel.cost import COST_TOLERANCE, GAIN_TOLERANCE, CostTable, PricedPlan
+from darts_parallel.errors import Entries
 from darts_parallel.plans import Plan
 
 OFFLOADING = "it knows no shares in host memory (space.offload); its bound assumes free offloading"
@@ -160,7 +161,7 @@ class Verification:
         gap = found / self.iteration_time_s - 1.0
         return replace(self, gap=0.0 if abs(gap) < GAIN_TOLERANCE else gap)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Entries:
         """Return the entry in `plan.json`."""
         entry = dict(vars(self))
         del entry["name"], entry["plan"]

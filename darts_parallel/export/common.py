@@ -21,7 +21,7 @@ from darts_parallel.config import (
     read_trainer,
     read_yaml,
 )
-from darts_parallel.errors import DartsParallelError, UnsupportedError
+from darts_parallel.errors import DartsParallelError, Entries, UnsupportedError
 from darts_parallel.plans import (
     BatchPhase,
     LayerStrategy,
@@ -97,7 +97,7 @@ Price = Callable[[Plan], float]
 
 
 @cache
-def read_words() -> dict[str, Any]:
+def read_words() -> Entries:
     """Read `words.yaml`: words by trainer and key."""
     return read_yaml(Path(__file__).with_name("words.yaml"))
 
@@ -249,12 +249,12 @@ class Request:
         return self.blocks[chunk.first_block : chunk.first_block + chunk.num_blocks]
 
     @cached_property
-    def _job_facts(self) -> dict[str, Any]:
+    def _job_facts(self) -> Entries:
         problem = self.problem
         offloaded = self.plan.offloaded_optimizer
         return job_facts(problem.model, self.training, problem.software, offloaded)
 
-    def facts(self, strategy: LayerStrategy) -> dict[str, Any]:
+    def facts(self, strategy: LayerStrategy) -> Entries:
         """Return the settings of a strategy that the rules of `conf/trainer/` may name."""
         plan = self.plan
         return facts(self._job_facts, plan.pp, plan.cp, plan.schedule_name, strategy)

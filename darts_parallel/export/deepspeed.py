@@ -8,8 +8,8 @@ need a word with ZeRO.
 """
 
 import json
-from typing import Any
 
+from darts_parallel.errors import Entries
 from darts_parallel.export.common import Exported, Request
 from darts_parallel.export.huggingface import half_type, imports, model_text
 from darts_parallel.plans import LayerStrategy
@@ -81,17 +81,17 @@ def export(job: Request) -> Exported:
     return Exported(files, tuple(notes))
 
 
-def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
+def settings(job: Request, strategy: LayerStrategy) -> Entries:
     """Return the content of the JSON."""
     training = job.training
-    zero: dict[str, Any] = {
+    zero: Entries = {
         "stage": strategy.zero_stage,
         "overlap_comm": True,
         "reduce_scatter": True,
     }
     if strategy.grad_comm_bits == QUANTIZED_GRADIENT_BITS:
         zero["zero_quantized_gradients"] = True
-    values: dict[str, Any] = {}
+    values: Entries = {}
     if share := job.plan.offloaded_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True, "ratio": share}
         values["zero_force_ds_cpu_optimizer"] = False
@@ -109,12 +109,12 @@ def settings(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
     return values | _precision(job, strategy)
 
 
-def _precision(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
+def _precision(job: Request, strategy: LayerStrategy) -> Entries:
     """Return the settings of precision: of products, and of accumulated gradients."""
     precision = job.training.precision
     if precision == "fp32":
         return {}
-    values: dict[str, Any] = {precision: {"enabled": True}}
+    values: Entries = {precision: {"enabled": True}}
     narrow = job.problem.software.gradient_bits == 16
     if precision == "bf16" and (strategy.zero_stage or narrow):
         values["data_types"] = {"grad_accum_dtype": "bf16" if narrow else "fp32"}

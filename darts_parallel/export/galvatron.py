@@ -8,8 +8,8 @@ for ZeRO-3; ZeRO-1 does not exist there.
 
 import json
 from collections.abc import Iterable
-from typing import Any
 
+from darts_parallel.errors import Entries
 from darts_parallel.export.common import Compared, Exported, Request
 from darts_parallel.plans import LayerStrategy, legal_pipeline_degrees
 
@@ -46,12 +46,12 @@ def export(job: Request) -> Exported:
     return Exported(files, tuple(notes))
 
 
-def settings(job: Request) -> dict[str, Any]:
+def settings(job: Request) -> Entries:
     """Return the content of the JSON: lists of a number for every block, as text."""
     plan = job.plan
     blocks = job.blocks
     outer = _outer(job)
-    values: dict[str, Any] = {"pp_deg": plan.pp}
+    values: Entries = {"pp_deg": plan.pp}
     values["tp_sizes_enc"] = _text(own.tp for own in blocks)
     values["tp_consecutive_flags"] = _text(1 for _ in blocks)
     values["cp_sizes_enc"] = _text(plan.cp for _ in blocks)

@@ -3,8 +3,7 @@
 nanotron cuts the pipeline itself (`own_stage_refusal`). A plan with other stages is refused.
 """
 
-from typing import Any
-
+from darts_parallel.errors import Entries
 from darts_parallel.export.common import Exported, Request, yaml_word
 from darts_parallel.plans import LayerStrategy, own_stage_refusal
 from darts_parallel.problem import VOCABULARY_MULTIPLE
@@ -138,12 +137,12 @@ def _check(job: Request) -> None:
         job.refuse(why, "space=uniform space.pp=1")
 
 
-def _words(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
+def _words(job: Request, strategy: LayerStrategy) -> Entries:
     """Return the values of the file that YAML writes in its own way."""
     training = job.training
     model = job.model
     narrow = training.precision == "fp16" or job.problem.software.gradient_bits == 16
-    words: dict[str, Any] = {"name": model.name, "multiple": VOCABULARY_MULTIPLE}
+    words: Entries = {"name": model.name, "multiple": VOCABULARY_MULTIPLE}
     words["wide_gradients"] = not narrow
     words["tp_mode"] = "REDUCE_SCATTER" if strategy.sequence_parallel else "ALL_REDUCE"
     words["overlap"] = bool(training.tp_comm_overlap)

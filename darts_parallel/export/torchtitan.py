@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 from darts_parallel.config import as_yaml
+from darts_parallel.errors import Entries
 from darts_parallel.export.common import ChunkContent, Exported, Request
 from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.schedules import Schedule, find, search_start, usual_schedule
@@ -131,7 +132,7 @@ def _note(job: Request) -> str:
     )
 
 
-def _assignments(section: str, values: dict[str, Any]) -> list[str]:
+def _assignments(section: str, values: Entries) -> list[str]:
     return [f"    config.{section}.{name} = {_literal(value)}" for name, value in values.items()]
 
 
@@ -150,7 +151,7 @@ def _check(job: Request) -> None:
         job.refuse(what, "training.recompute_modules=[core_attn]")
 
 
-def parallelism_fields(job: Request, strategy: LayerStrategy) -> dict[str, Any]:
+def parallelism_fields(job: Request, strategy: LayerStrategy) -> Entries:
     """Return the fields of its `ParallelismConfig`."""
     plan = job.plan
     replicas, sharded = job.shard_degrees(strategy)

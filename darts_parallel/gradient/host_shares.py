@@ -12,7 +12,6 @@ Constraints: s[d](f) <= S, y[d](f) <= Y, bytes[d](f) <= capacity[d]
 """
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +28,7 @@ from darts_parallel.cost import (
     evaluate_batch,
     float_tensor,
 )
+from darts_parallel.errors import Entries
 from darts_parallel.plans import Plan
 
 MAX_STEPS = 200
@@ -96,9 +96,9 @@ class _Programme:
         high = most * table.pp
         high += [np.inf, np.inf]
         at = self._known_at
-        limits: dict[str, Any] = {"type": "ineq", "fun": lambda x: at(x)[0][1:]}
+        limits: Entries = {"type": "ineq", "fun": lambda x: at(x)[0][1:]}
         limits["jac"] = lambda x: at(x)[1][1:]
-        settings: dict[str, Any] = {"constraints": [limits]}
+        settings: Entries = {"constraints": [limits]}
         settings["jac"] = lambda x: at(x)[1][0]
         settings["bounds"] = Bounds(0.0, np.array(high))
         settings["options"] = {"maxiter": MAX_STEPS, "ftol": PRECISION}

@@ -17,14 +17,14 @@ from darts_parallel.cost import (
     evaluate_batch,
     lightest_plans,
 )
-from darts_parallel.errors import DartsParallelError, InfeasibleError
+from darts_parallel.errors import DartsParallelError, Entries, InfeasibleError
 from darts_parallel.exact import outer_lower_bounds
 from darts_parallel.plans import Plan, tensor_degrees
 from darts_parallel.problem import GIB, Cluster, Device, Problem, memory_unit
 
 ROUNDS = 6
 """Times that the memory of the GPUs is raised until some plan fits."""
-FREE: dict[str, Any] = {
+FREE: Entries = {
     "pp": None,
     "tp": None,
     "dp": None,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from darts_parallel.cost import all_reduce, exposed, reduce_scatter
-from darts_parallel.errors import UnsupportedError
+from darts_parallel.errors import Entries, UnsupportedError
 from darts_parallel.graph._mesh import DeviceMeshSpec, tensor
 from darts_parallel.graph._programme import GIB
 from darts_parallel.graph._space import STATE_BYTES, GraphSpace
@@ -73,7 +73,7 @@ class Alternative:
     text: str
     """File that does so."""
 
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> Entries:
         """Return it as `graph.json` lists it."""
         return {"name": self.name, "seconds": self.seconds, "bytes": self.bytes}
 

@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 from torch.overrides import TorchFunctionMode
 
 from darts_parallel.config import load_function, require
-from darts_parallel.errors import ConfigError, UnsupportedError
+from darts_parallel.errors import ConfigError, Entries, UnsupportedError
 from darts_parallel.graph._builder import GraphBuilder, detach_regions
 from darts_parallel.graph._rules import unknown_operators
 from darts_parallel.graph.operators import ModuleGraph
@@ -86,7 +86,7 @@ class _KeptNumbers(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Any, args: Any = (), kwargs: Entries | None = None
     ) -> Any:
         """Call a function of torch."""
         named = dict(kwargs or {})

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from darts_parallel.config import read_yaml
+from darts_parallel.errors import Entries
 
 PARAMETER, CONSTANT, INPUT, OUTPUT, RELAY = "parameter", "constant", "input", "output", "relay"
 """Operators that are none of torch's: where values come from and go to, and a copy that may change layout."""
@@ -20,7 +21,7 @@ GROUPED = ("grouped_mm_fallback", "_grouped_mm", "grouped_mm")
 ATTENTION = "scaled_dot_product_attention"
 
 
-OPERATORS: dict[str, Any] = read_yaml(Path(__file__).with_name("operators.yaml"))
+OPERATORS: Entries = read_yaml(Path(__file__).with_name("operators.yaml"))
 """Operators of torch by name."""
 
 
@@ -72,7 +73,7 @@ class GraphOperator:
     overload: str = ""
     """Torch's name with the overload, without namespace."""
     pointwise: bool = False
-    arguments: dict[str, Any] = field(default_factory=dict, hash=False, compare=False)
+    arguments: Entries = field(default_factory=dict, hash=False, compare=False)
     """Tensors are nodes of torch's graph."""
     node: Any = field(default=None, hash=False, compare=False)
     """The call in torch's graph."""

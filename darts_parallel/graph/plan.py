@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from darts_parallel.config import require_member
-from darts_parallel.errors import ConfigError
+from darts_parallel.errors import ConfigError, Entries
 from darts_parallel.graph._choices import OperatorChoice
 from darts_parallel.graph._mesh import DeviceMeshSpec, Step
 from darts_parallel.graph._programme import GIB, GraphProgramme, ProgrammeAnswer
@@ -42,7 +42,7 @@ class PlannedCollective:
     again: bool = False
     """An input is gathered again, of which a slice was kept."""
 
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> Entries:
         """Return the collective as `graph.json` lists it."""
         found = {
             "name": self.name,

@@ -2,8 +2,8 @@
 
 import re
 from collections import Counter, defaultdict
-from typing import Any
 
+from darts_parallel.errors import Entries
 from darts_parallel.graph._programme import ProgrammeAnswer
 from darts_parallel.graph._rules import unknown_operators
 from darts_parallel.graph._states import SLICED, VARYING
@@ -47,12 +47,12 @@ def claim(programme: ProgrammeAnswer) -> str:
     )
 
 
-def graph_dict(planned: PlannedGraph) -> dict[str, Any]:
+def graph_dict(planned: PlannedGraph) -> Entries:
     """Return the content of `graph.json`."""
     plan = planned.plan
     graph = planned.graph
     programme = planned.programme
-    found: dict[str, Any] = {"cluster": plan.space.mesh.cluster.name}
+    found: Entries = {"cluster": plan.space.mesh.cluster.name}
     found["mesh"] = list(plan.space.mesh.ranks)
     found["operators"] = [_operator(plan, op) for op in graph.operators]
     found["collectives"] = [one.entry() for one in plan.collectives]
@@ -73,10 +73,10 @@ def graph_dict(planned: PlannedGraph) -> dict[str, Any]:
     return found
 
 
-def _operator(plan: GraphPlan, op: GraphOperator) -> dict[str, Any]:
+def _operator(plan: GraphPlan, op: GraphOperator) -> Entries:
     """Return an operator as `graph.json` lists it."""
     choice = plan.choice(op)
-    found: dict[str, Any] = {name: getattr(op, name) for name in ("name", "op", "module", "target")}
+    found: Entries = {name: getattr(op, name) for name in ("name", "op", "module", "target")}
     found["shape"] = list(plan.space.graph.shapes(op.outputs or op.inputs)[0])
     found["split"] = list(choice.labels)
     for end in ("inputs", "outputs"):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from darts_parallel.errors import DartsParallelError, UnsupportedError
+from darts_parallel.errors import DartsParallelError, Entries, UnsupportedError
 from darts_parallel.graph._choices import OperatorChoice
 from darts_parallel.graph._space import GraphSpace
 from darts_parallel.graph.capture import capture_module, load_module, make_inputs
@@ -277,7 +277,7 @@ def run_file(
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.debug import CommDebugMode
 
-    file: dict[str, Any] = {}
+    file: Entries = {}
     exec(text, file)
     torch.manual_seed(0)
     module, inputs = make()
@@ -370,7 +370,7 @@ def _of_outputs(
 
 
 def _of_gradients(
-    parts: dict[str, Any],
+    parts: Entries,
     tensors: dict[str, Tensor],
 ) -> dict[str, float]:
     """Compare the gradients of weights and inputs; one that is missing is zero."""

@@ -7,7 +7,6 @@ from itertools import groupby, product
 from math import prod
 from operator import attrgetter
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch.nn import functional
 
 from darts_parallel.config import DeviceConfig, ModelConfig
 from darts_parallel.cost import ATTENTION_HALF_SIZE, float_tensor, gemm_seconds
+from darts_parallel.errors import Entries
 from darts_parallel.machine._timing import MeasuredMachine
 from darts_parallel.problem import Device, Gemm
 from darts_parallel.run import build_layer
@@ -33,7 +33,7 @@ anything.
 Work = Callable[[], object]
 STREAMED = 7.0
 """Tensors that a sum, a GELU and a layer norm read and write: 3, 2 and 2."""
-UNFITTED: dict[str, Any] = {
+UNFITTED: Entries = {
     "memory": 0.0,
     "reserved": 0.0,
     "peak_flops": 1.0,
@@ -112,7 +112,7 @@ class MeasuredKernels:
         target = source.clone()
         query, key, value = self.ones(3, 1, HEADS, self.seq_len, HEAD_DIM)
         attention = functional.scaled_dot_product_attention
-        sizes: dict[str, Any] = {"num_layers": 1, "hidden_size": 16, "num_heads": 1}
+        sizes: Entries = {"num_layers": 1, "hidden_size": 16, "num_heads": 1}
         tiny = build_layer(ModelConfig("tiny", **sizes), False, "layers.0", 1, seed=0).to(source)
         copy = partial(target.copy_, source)
         add = partial(torch.add, source, source.clone(), out=target)

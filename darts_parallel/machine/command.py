@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from darts_parallel.config import check_fields, one_of, ranged, require, run_main
+from darts_parallel.errors import Entries
 from darts_parallel.machine._compute import DTYPES, measure_compute
 from darts_parallel.machine._files import Profile, cluster_yaml, device_yaml, node_memory
 from darts_parallel.machine._links import measure_link
@@ -100,7 +100,7 @@ def _write(folder: Path, profile: Profile) -> None:
         write_text(folder / f"{part}/{profile.name}.yaml", text)
         print(text)
     gemms = [asdict(entry) for entry in profile.compute.gemms]
-    page: dict[str, Any] = {"when": profile.when, "gemms": gemms}
+    page: Entries = {"when": profile.when, "gemms": gemms}
     for place, link in zip(("intra_node", "inter_node"), profile.links, strict=True):
         page[place] = link and asdict(link)
     write_json(folder / "profile.json", page)

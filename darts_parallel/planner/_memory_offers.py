@@ -4,11 +4,10 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from darts_parallel.config import EXPORTS, Config, SpaceConfig
 from darts_parallel.cost import build_tables, without_dominated
-from darts_parallel.errors import DartsParallelError
+from darts_parallel.errors import DartsParallelError, Entries
 from darts_parallel.gradient import any_fits
 from darts_parallel.planner.result import Planned
 from darts_parallel.problem import Problem, worth
@@ -33,7 +32,7 @@ def with_offers(sentence: str, problem: Problem, find: Callable[[Problem], Plann
     space = asked.space
     deadline = time.monotonic() + SECONDS
 
-    def priced(words: str, group: str, changes: dict[str, Any]) -> str:
+    def priced(words: str, group: str, changes: Entries) -> str:
         left = deadline - time.monotonic()
         try:
             if group == TRAINER:
@@ -42,7 +41,7 @@ def with_offers(sentence: str, problem: Problem, find: Callable[[Problem], Plann
                 config = replace(asked, **{group: replace(getattr(asked, group), **changes)})
             method = "exact" if asked.search.method == "exact" else "auto"
             search = replace(asked.search, method=method, max_seconds=max(left, 0.1))
-            limits: dict[str, Any] = {"kind": "uniform"}
+            limits: Entries = {"kind": "uniform"}
             if asked.price:  # its pinned degrees have no limit of their own
                 limits["out_of_memory"] = min(space.out_of_memory, SpaceConfig.out_of_memory)
             uniform = replace(config, search=search).with_space(**limits)
@@ -76,7 +75,7 @@ def with_offers(sentence: str, problem: Problem, find: Callable[[Problem], Plann
     return " or ".join([sentence, *filter(None, ways)])
 
 
-def _changes(config: Config) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _changes(config: Config) -> Iterator[tuple[str, str, Entries]]:
     """Yield changes in words, the group, and its keys, the quickest to search first."""
     training = config.training
     space = config.space

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from darts_parallel.cost import (
     float_tensor,
     products,
 )
-from darts_parallel.errors import InfeasibleError, UnsupportedError
+from darts_parallel.errors import Entries, InfeasibleError, UnsupportedError
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import (
     INITIAL_NOISE,
@@ -145,7 +145,7 @@ def relaxed_degrees(weights: Tensor, factors: Tensor) -> Tensor:
 class ProductSearch:
     """Products of one job: their seconds, and the plans by which they run."""
 
-    job: dict[str, Any]
+    job: Entries
     """Model, cluster and training, as `configurations.json` names them."""
     num_devices: int
     model: SearcherModel
@@ -315,11 +315,11 @@ class ProductSearch:
         return replace(record, rows=tuple(rows))
 
 
-def _row(scored: Scored) -> dict[str, Any]:
+def _row(scored: Scored) -> Entries:
     """Return a product's entry in `configurations.json`."""
     return _degrees(scored) | {"iteration_time_s": scored.seconds, "reason": scored.reason}
 
 
-def _degrees(scored: Scored) -> dict[str, Any]:
+def _degrees(scored: Scored) -> Entries:
     """Return the degrees of a product by name."""
     return dict(zip(OWNERS, scored.product, strict=True))

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 from darts_parallel.config import LEAST_SECONDS, CostConfig, SearchConfig
 from darts_parallel.cost import (
@@ -14,6 +13,7 @@ from darts_parallel.cost import (
     with_memory,
     without_dominated,
 )
+from darts_parallel.errors import Entries
 from darts_parallel.exact import TableResult, Verification
 from darts_parallel.gradient import SearchResult
 from darts_parallel.planner.watcher import Watcher
@@ -131,7 +131,7 @@ class Reported:
     """Everything that a session tells besides its plans."""
 
     watcher: Watcher = field(default_factory=Watcher)
-    files: dict[str, Any] = field(default_factory=dict)
+    files: Entries = field(default_factory=dict)
     """Files that a method wants written next to the plan."""
     why: str = ""
     """Why the methods that were asked first gave no plan, a clause."""

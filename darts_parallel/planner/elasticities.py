@@ -25,7 +25,7 @@ from darts_parallel.cost import (
     with_memory,
     without_dominated,
 )
-from darts_parallel.errors import DartsParallelError
+from darts_parallel.errors import DartsParallelError, Entries
 from darts_parallel.gradient import polish
 from darts_parallel.planner.memory_chance import tightened
 from darts_parallel.plans import OuterSpace, Plan, outer_spaces, plan_space
@@ -125,7 +125,7 @@ class _Leaves:
 
     def of(self, owner: Device | Link, name: str) -> Any:
         """Return a device or link whose figures are leaf tensors, shared by all of that name."""
-        changed: dict[str, Any] = {}
+        changed: Entries = {}
         for own in fields(owner):
             value = getattr(owner, own.name)
             if not isinstance(value, (float, Tensor)) or own.name in NO_SECONDS:

@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import inf, isfinite, prod
-from typing import Any
 
 from darts_parallel.config import Config, ObjectiveConfig
 from darts_parallel.cost import CostTable, build_tables, evaluate
-from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
+from darts_parallel.errors import ConfigError, Entries, InfeasibleError, UnsupportedError
 from darts_parallel.exact import find_uniform_plan, outer_lower_bounds
 from darts_parallel.gradient import SearchResult
 from darts_parallel.planner.failing_job import failing_job
@@ -64,7 +63,7 @@ class Rental:
             )
         return f"nodes: {choices}, compared by their best uniform plans{front}"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Entries:
         """Return the entry in `plan.json`."""
         front = [other.on_front() for other in self.front]
         return {
@@ -75,7 +74,7 @@ class Rental:
             "iteration_time_s": self.iteration_time_s,
         }
 
-    def on_front(self) -> dict[str, Any]:
+    def on_front(self) -> Entries:
         """Return the entry of a choice on the front."""
         return {
             "counts": list(self.counts),

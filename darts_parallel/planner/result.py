@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from darts_parallel.errors import Entries
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
 from darts_parallel.planner._session import Asked
@@ -60,6 +61,6 @@ class Planned:
         """Problem that was searched, with headroom for `space.out_of_memory`; None for a given plan."""
         return None if self.asked is None else self.asked.job
 
-    def entries(self) -> dict[str, Any]:
+    def entries(self) -> Entries:
         """Return the entries of `plan.json` next to the plan."""
         return {} if self.rental is None else {"rental": self.rental.to_dict()}

@@ -4,7 +4,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from darts_parallel.config import OFFLOADS
-from darts_parallel.errors import PlanError
+from darts_parallel.errors import Entries, PlanError
 
 _KINDS: dict[type, tuple[str, str]] = {
     int: ("a whole number", "1"),
@@ -23,7 +23,7 @@ MOST_SHOWN = 40
 class Fields(NamedTuple):
     """Fields of an object of a plan file."""
 
-    data: dict[str, Any]
+    data: Entries
     place: str = ""
     """Where the object stands in the file, for messages."""
 
@@ -61,7 +61,7 @@ def _check_range(name: str, value: int, minimum: int | None) -> None:
         raise PlanError(f"plan: {name}={value} must be at least {minimum}; try {minimum}.")
 
 
-def read_boundaries(data: dict[str, Any]) -> tuple[int, ...]:
+def read_boundaries(data: Entries) -> tuple[int, ...]:
     """Return the first layer of every stage, and the end of the last stage."""
     spans = [_span(stage, index) for index, stage in enumerate(Fields(data).read("stages", list))]
     if not spans:
@@ -85,9 +85,7 @@ def _span(stage: Any, index: int) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
-def offload_of(
-    stages: list[dict[str, Any]], devices: tuple[int, ...]
-) -> tuple[tuple[float, float], ...]:
+def offload_of(stages: list[Entries], devices: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
     """Read the shares in host memory of every device; empty where no stage of the file names one.
 
     Args:
@@ -113,7 +111,7 @@ def offload_of(
     return given if any(map(any, given)) else ()
 
 
-def _share(shares: dict[str, Any], kind: str, index: int) -> float:
+def _share(shares: Entries, kind: str, index: int) -> float:
     """Read the share of a kind of tensors that a stage keeps in host memory."""
     value = shares.get(kind, 0.0)
     number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -133,7 +131,7 @@ class Node(NamedTuple):
     gpus: int
 
 
-def node_order_of(data: dict[str, Any]) -> tuple[int, ...]:
+def node_order_of(data: Entries) -> tuple[int, ...]:
     """Return the order of the nodes that the ranks of stages imply; empty for rank order.
 
     The sizes of the nodes stand in the file's `cluster`. Ranks that tear a node apart are no order:

@@ -21,7 +21,7 @@ from darts_parallel.config import (
     SpaceConfig,
     Trainer,
 )
-from darts_parallel.errors import ConfigError, closest
+from darts_parallel.errors import ConfigError, Entries, closest
 from darts_parallel.plans._expert_degrees import ExpertDegrees, expert_degrees, require_expert_pins
 from darts_parallel.plans._pins import require_legal_pins, require_pure_stages
 from darts_parallel.plans.degrees import (
@@ -166,9 +166,7 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
     return result
 
 
-def _no_plan(
-    config: Config, devices: int, rules: Trainer | None, job: dict[str, Any]
-) -> ConfigError:
+def _no_plan(config: Config, devices: int, rules: Trainer | None, job: Entries) -> ConfigError:
     """Return the error for a trainer, or for schedules, that run no plan of the space."""
     space = config.space
     near = "fewer pins"

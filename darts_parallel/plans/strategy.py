@@ -7,7 +7,7 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 from darts_parallel.config import COMM_BITS, LOSSLESS, OFFLOADS, RECOMPUTE, divisors
-from darts_parallel.errors import PlanError, require_listed
+from darts_parallel.errors import Entries, PlanError, require_listed
 from darts_parallel.plans._fields import (
     Fields,
     node_order_of,
@@ -280,7 +280,7 @@ class Plan:
         names: Sequence[str],
         ranks: Sequence[int],
         experts: bool = False,
-    ) -> dict[str, Any]:
+    ) -> Entries:
         """Return the plan's part of `plan.json`: stages with their ranks, and a strategy per layer.
 
         Args:
@@ -296,7 +296,7 @@ class Plan:
             for layer in layers:
                 del layer["ep"], layer["etp"]
         keys = ("pp", "cp", "virtual_stages")
-        result: dict[str, Any] = {key: getattr(self, key) for key in keys}
+        result: Entries = {key: getattr(self, key) for key in keys}
         result["schedule"] = self.schedule_name
         result["num_micro_batches"] = self.num_micro_batches
         result["stages"] = self._stages(ranks)
@@ -306,14 +306,14 @@ class Plan:
             result["order"] = self.pass_names
         return result
 
-    def _stages(self, ranks: Sequence[int]) -> list[dict[str, Any]]:
+    def _stages(self, ranks: Sequence[int]) -> list[Entries]:
         """Return the entry of `plan.json` for every stage, or chunk of a stage."""
         size = len(ranks) // self.pp
         stages = []
         for chunk, (first, end) in enumerate(pairwise(self.boundaries)):
             device = self.chunk_devices[chunk]
             own = list(ranks[device * size : (device + 1) * size])
-            stage: dict[str, Any] = {"layers": [first, end], "ranks": own}
+            stage: Entries = {"layers": [first, end], "ranks": own}
             if self.virtual_stages > 1:
                 stage["chunk"] = chunk // self.pp
             if self.offload:
@@ -402,7 +402,7 @@ def _check_schedule(name: str, plan: Plan) -> None:
         raise PlanError(sentence)
 
 
-def _check_ranks(stage: dict[str, Any], index: int, plan: Plan) -> None:
+def _check_ranks(stage: Entries, index: int, plan: Plan) -> None:
     """Refuse ranks other than the consecutive ones that the strategies of the stage imply."""
     if "ranks" not in stage:
         return
@@ -432,7 +432,7 @@ def _layer(layer: Any, index: int) -> LayerStrategy:
     return read_strategy(layer, f"layers[{index}].")
 
 
-def read_strategy(layer: dict[str, Any], place: str) -> LayerStrategy:
+def read_strategy(layer: Entries, place: str) -> LayerStrategy:
     """Read a strategy, checked; older files lack the fields that have a default.
 
     Args:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from darts_parallel.config import LOSSLESS, MAMBA, Config, Trainer, TrainingConfig
+from darts_parallel.errors import Entries
 from darts_parallel.plans.own_stages import own_stage_refusal
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem import Model, Software
@@ -18,7 +19,7 @@ def trainer_schedules(trainer: Trainer) -> tuple[str, ...]:
 
 def job_facts(
     model: Model, training: TrainingConfig, software: Software, offloaded: float = 0.0
-) -> dict[str, Any]:
+) -> Entries:
     """Return the settings of a job that the rules of `conf/trainer/` may name.
 
     These are the keys of its model and its training, and some that follow from them.
@@ -39,9 +40,7 @@ def job_facts(
     return job
 
 
-def facts(
-    job: dict[str, Any], pp: int, cp: int, schedule: str, strategy: LayerStrategy
-) -> dict[str, Any]:
+def facts(job: Entries, pp: int, cp: int, schedule: str, strategy: LayerStrategy) -> Entries:
     """Return the settings of `job_facts` and of a layer under outer degrees.
 
     `uneven_heads` is not 0 where tp and cp together do not divide `windowed_heads`.
@@ -64,7 +63,7 @@ def facts(
 
 
 def trainer_runs(
-    rules: Trainer, job: dict[str, Any], pp: int, cp: int, schedule: str, strategy: LayerStrategy
+    rules: Trainer, job: Entries, pp: int, cp: int, schedule: str, strategy: LayerStrategy
 ) -> bool:
     """Return whether a trainer runs this strategy for all layers of a job (`job_facts`).
 
@@ -81,7 +80,7 @@ def trainer_runs(
     return not any(lack.holds(given) for lack in rules.lacks)
 
 
-def trainer_runs_plan(rules: Trainer, job: dict[str, Any], model: Model, plan: Plan) -> bool:
+def trainer_runs_plan(rules: Trainer, job: Entries, model: Model, plan: Plan) -> bool:
     """Return whether a trainer runs a plan, as far as the rules of `conf/trainer/` say it."""
     strategies = set(plan.layers)
     if rules.executable:
@@ -94,7 +93,7 @@ def trainer_runs_plan(rules: Trainer, job: dict[str, Any], model: Model, plan: P
     return all(trainer_runs(rules, job, *pipeline, own) for own in strategies)
 
 
-def lacking(rules: Trainer, job: dict[str, Any], spaces: Sequence[Any]) -> str:
+def lacking(rules: Trainer, job: Entries, spaces: Sequence[Any]) -> str:
     """Return a clause with the rule that refuses most strategies of outer spaces, or nothing."""
     found: Counter[str] = Counter()
     for space in spaces:

@@ -21,7 +21,7 @@ from darts_parallel.config import (
     read_yaml,
     require,
 )
-from darts_parallel.errors import ConfigError, require_listed
+from darts_parallel.errors import ConfigError, Entries, require_listed
 
 ANY = "any"
 """Key of an offset for devices on which the framework has no runs."""
@@ -113,7 +113,7 @@ class Software:
 
     def on(self, device: str, config: DeviceConfig) -> DeviceConfig:
         """Return the device's figures under this framework."""
-        changed: dict[str, Any] = dict(self.values)
+        changed: Entries = dict(self.values)
         if self.reserved_factor != 1.0:
             kept = max(config.kept_gib - CONTEXT_GIB, 0.0)
             changed["reserved_GiB"] = config.kept_gib + (self.reserved_factor - 1.0) * kept
@@ -196,7 +196,7 @@ def _shipped(name: str) -> Software:
     return _software(name, read_yaml(group_file("software", name)) or {})
 
 
-def _software(name: str, data: dict[str, Any]) -> Software:
+def _software(name: str, data: Entries) -> Software:
     """Build a framework of the content of its file."""
     offsets = data.pop("offsets", {})
     software = with_habits(name, data)

@@ -3,10 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from math import exp, isfinite
-from typing import Any
 
 from darts_parallel.cost import PipelineModel
-from darts_parallel.errors import package_version
+from darts_parallel.errors import Entries, package_version
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
 from darts_parallel.planner import Intervals, offload_slopes, time_elasticities
@@ -14,9 +13,6 @@ from darts_parallel.plans import SCHEMA, Plan
 from darts_parallel.problem import Problem, bill
 from darts_parallel.report.outcome import Outcome
 from darts_parallel.schedules import find
-
-Entries = dict[str, Any]
-"""Entries of `plan.json`, or of a part of it."""
 
 
 def plan_dict(outcome: Outcome) -> Entries:

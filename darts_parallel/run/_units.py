@@ -11,7 +11,6 @@ that its ranks hold unequal bytes: none of them needs the bytes that ZeRO (Rajbh
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from darts_parallel.config import LOSSLESS, ModelConfig
 from darts_parallel.cost import BLOCK
+from darts_parallel.errors import Entries
 from darts_parallel.plans import LayerStrategy
 from darts_parallel.run._experts import ExpertBank, expert_bank
 from darts_parallel.run._layouts import local
@@ -290,7 +290,7 @@ class Sharded(Unit):
         """Shard the modules, and their root, in place; gradients are summed, not averaged."""
         data = mesh["shard"] if mesh["replicate"].size() == 1 else mesh["replicate", "shard"]
         policy = MixedPrecisionPolicy(None if dtype is torch.float32 else dtype, torch.float32)
-        options: dict[str, Any] = {"reshard_after_forward": not self.keeps, "mp_policy": policy}
+        options: Entries = {"reshard_after_forward": not self.keeps, "mp_policy": policy}
         target = list(self.modules.values())
         fully_shard(target, mesh=data, ignored_params=_apart(target), **options)
         if root is not None:

@@ -15,6 +15,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime, get_schedule_class
 from torch.distributed.tensor import Partial, Replicate
 
+from darts_parallel.errors import Entries
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 from darts_parallel.run._chunks import StageChunk, build, compute_dtype, head_index, table_rows
@@ -257,7 +258,7 @@ class Engine:
 
     def _stage(self, place: int, chunk: StageChunk) -> _TimedStage:
         first, end = self.plan.boundaries[place : place + 2]
-        passed: dict[str, Any] = {
+        passed: Entries = {
             "input_args": self._passed(first - 1),
             "output_args": self._passed(end - 1),
         }

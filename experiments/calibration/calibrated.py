@@ -24,7 +24,7 @@ from torch import Tensor
 
 from darts_parallel.config import config_dir, read_yaml
 from darts_parallel.cost import float_tensor
-from darts_parallel.errors import ConfigError
+from darts_parallel.errors import ConfigError, Entries
 from darts_parallel.planner import BASE, LatentKey, correlation_bytes, latent_numbers
 from darts_parallel.plans import write_bytes, write_text
 from experiments.data import DATA
@@ -227,7 +227,7 @@ class Calibrated:
         sd = torch.diagonal(covariance).sqrt()
         return Calibrated(tuple(parameters.keys), latent, sd, covariance / torch.outer(sd, sd))
 
-    def write(self, path: Path, provenance: Iterable[str], spread: dict[str, Any]) -> None:
+    def write(self, path: Path, provenance: Iterable[str], spread: Entries) -> None:
         """Write the file, with its provenance as comments.
 
         Args:
@@ -238,9 +238,9 @@ class Calibrated:
         def widen(quantity: str) -> float:
             return float(wider.get("memory" if quantity in OF_MEMORY else "seconds", 1.0))
 
-        quantities: dict[str, dict[str, Any]] = {}
+        quantities: dict[str, Entries] = {}
         for q in QUANTITIES:
-            entry: dict[str, Any] = {"meaning": q.meaning}
+            entry: Entries = {"meaning": q.meaning}
             entry["scale"] = "share" if q.share else {"above": q.above}
             entry["prior"] = q.value
             factor = widen(q.name)
@@ -259,7 +259,7 @@ class Calibrated:
             "# quantities: mean and widened standard deviation on the unbounded scale; correlation: .npz"
         )
         data = {"spread": spread, "quantities": quantities}
-        style: dict[str, Any] = {"sort_keys": False, "default_flow_style": None, "width": 120}
+        style: Entries = {"sort_keys": False, "default_flow_style": None, "width": 120}
         text = yaml.safe_dump(data, **style)  # type: ignore[no-untyped-call]
         write_text(path, "\n".join(lines) + f"\n{text}")
         write_bytes(path.with_suffix(".npz"), correlation_bytes(self.correlation))

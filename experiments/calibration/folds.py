@@ -18,13 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from math import comb, exp, log, log2, nan
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from darts_parallel.errors import Entries
 from darts_parallel.planner import EXPERTS, NORMAL
 from experiments.calibration.calibrated import Parameters, Place
 from experiments.calibration.errors import ErrorSummary, spearman, summarise
@@ -391,14 +391,14 @@ def misfits(places: Sequence[str], errors: Tensor, own: float) -> dict[str, floa
     return result
 
 
-def spreads(held_out: dict[str, list[HeldOut]]) -> dict[str, dict[str, Any]]:
+def spreads(held_out: dict[str, list[HeldOut]]) -> dict[str, Entries]:
     """Find the widths by figure, as `planner/figure_posterior.py` reads them.
 
     `own` is a standard deviation of log(predicted / measured) next to that of the parameters, `widening` the
     factor of their variance, `pair` the spread of the difference of two plans of one measured job. Mixtures
     have an `own` of their own (`experts`).
     """
-    result: dict[str, dict[str, Any]] = {}
+    result: dict[str, Entries] = {}
     for part in PARTS:
         held = only(held_out, "part", part)
         if not any(held.values()):

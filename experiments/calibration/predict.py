@@ -3,13 +3,13 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from darts_parallel.config import NARROW
 from darts_parallel.cost import CostTable, HardPlans, OffloadedPlans, hard_plan
+from darts_parallel.errors import Entries
 from darts_parallel.problem import CONTEXT_GIB, FULL, GIB, Cluster, Link, NodeGroup
 from experiments.calibration.problems import MeasuredCase
 from experiments.data.runs import DEVICE
@@ -109,7 +109,7 @@ def with_parameters(case: MeasuredCase, values: Values) -> Cluster:
     first = case.run.devices[0]
     speeds = problem.config.cluster.devices[first].attention_TFLOPs
     factors = problem.software.switch_factors(speeds)
-    fields: dict[str, Any] = {}
+    fields: Entries = {}
     for name, value in values.items():
         elsewhere = name == RESERVED or name in NARROW_SHARES or name.startswith(LINK_PREFIXES)
         if not elsewhere:

@@ -19,7 +19,7 @@ from darts_parallel.config import (
     read_typed,
     read_yaml,
 )
-from darts_parallel.errors import DartsParallelError
+from darts_parallel.errors import DartsParallelError, Entries
 from darts_parallel.plans import LayerStrategy, Plan, check_plan
 from darts_parallel.problem import OLD_KERNEL, Problem, with_habits
 from experiments.data.runs import ALTERNATE, MeasuredRun, sizes_of
@@ -108,7 +108,7 @@ def _cluster(run: MeasuredRun) -> ClusterConfig:
     )
 
 
-def _same_fields(kind: type[Any], run: MeasuredRun) -> dict[str, Any]:
+def _same_fields(kind: type[Any], run: MeasuredRun) -> Entries:
     """Take the fields of a run that a configuration has under the same name."""
     return {
         field.name: getattr(run, field.name) for field in fields(kind) if hasattr(run, field.name)

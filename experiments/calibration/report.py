@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import torch
 
-from darts_parallel.errors import DartsParallelError
+from darts_parallel.errors import DartsParallelError, Entries
 from darts_parallel.planner import NORMAL
 from darts_parallel.report import markdown_table
 from experiments.calibration.calibrated import Calibrated, Place
@@ -97,7 +96,7 @@ def predict_runs(runs: Sequence[MeasuredRun], parameters: Calibrated) -> list[Ro
         except DartsParallelError as error:
             outcomes.append(replace(outcome, skipped=str(error)))
             continue
-        figures: dict[str, Any] = {"case": case, "fits": found.fits}
+        figures: Entries = {"case": case, "fits": found.fits}
         for part, measured in measured_figures(case).items():
             name, unit = FIGURES[part]
             figures[f"measured_{name}"] = unit * measured

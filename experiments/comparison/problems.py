@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
-from typing import Any
 
 import torch
 
 from darts_parallel.config import read_yaml
 from darts_parallel.cost import CostTable, build_tables, evaluate_batch, lightest_plans
-from darts_parallel.errors import ConfigError
+from darts_parallel.errors import ConfigError, Entries
 from darts_parallel.problem import Problem, load_problem
 from experiments.data import DATA
 
@@ -74,7 +73,7 @@ def uneven(tables: Sequence[CostTable], seed: int) -> tuple[CostTable, ...]:
     return tuple(changed)
 
 
-def _preset_case(entry: dict[str, Any], variant: str, seed: int) -> SuiteCase:
+def _preset_case(entry: Entries, variant: str, seed: int) -> SuiteCase:
     model = entry["model"]
     cluster = entry["cluster"]
     training = entry.get("training", model)

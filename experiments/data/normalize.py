@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from darts_parallel.config import RECOMPUTE_MODULES, ModelConfig, run_main
+from darts_parallel.errors import Entries
 from darts_parallel.plans import divisors, write_text
 from darts_parallel.problem import Model
 from experiments.data import runs
@@ -59,8 +60,6 @@ RATE = r"(\d+(?:\.\d+)?)\s*(?:gbit/s|gbps|gb/s|gb\b|g\b)"
 SLOW = 12.5
 """10^9 bytes/s out of a node up to which a network is Ethernet."""
 COUNT = r"(?<![\w.])(\d+)(?![\w.])(?!\s*-?\s*(?:gb|gib))|(?<![\w.])(\d+)(?=\s*[x\u00d7])|[x\u00d7]\s*(\d+)"
-Fields = dict[str, Any]
-"""Fields of `MeasuredRun`."""
 PrintedLink = tuple[str, float]
 """A link of a node: the name whose fit it shares, and 10^9 bytes/s."""
 
@@ -87,7 +86,7 @@ def read_folder(path: str) -> tuple[list[MeasuredRun], list[tuple[str, str]]]:
 
 def normalized(row: TableRow, siblings: Sequence[TableRow]) -> MeasuredRun:
     """Complete a row of a file, whose rows are `siblings`, or keep the reason why it cannot be used."""
-    told: Fields = {key: row.text(key) for key in ("model", "source", "gpu")}
+    told: Entries = {key: row.text(key) for key in ("model", "source", "gpu")}
     told |= {"file": row.file, "row": row.line, "note": _note(row)}
     told["mixture"] = not row.broken and _is_mixture(row)
     try:
@@ -111,7 +110,7 @@ def _note(row: TableRow) -> str:
     return "; ".join(told)
 
 
-def _fields(row: TableRow, siblings: Sequence[TableRow]) -> Fields:
+def _fields(row: TableRow, siblings: Sequence[TableRow]) -> Entries:
     """Fill all other fields of a run."""
     if row.broken:
         raise RowError(row.broken)
@@ -141,7 +140,7 @@ def _fields(row: TableRow, siblings: Sequence[TableRow]) -> Fields:
     return result | {"blocks": blocks}
 
 
-def _numbers(row: TableRow, framework: Entry) -> Fields:
+def _numbers(row: TableRow, framework: Entry) -> Entries:
     """Fill the framework, and the formats in which it computes and keeps numbers."""
     if row.says("other_adapters"):
         raise RowError(
@@ -177,7 +176,7 @@ def _cuda_graphs(row: TableRow, recorded: bool) -> str:
     return "full_iteration" if _stated(row, "cuda_graphs", recorded) else "none"
 
 
-def _switches(row: TableRow, framework: Entry) -> Fields:
+def _switches(row: TableRow, framework: Entry) -> Entries:
     """Fill the switches of the run: a cell of their name, else the table `switches`, else unknown.
 
     An entry of the table names versions, sources or devices, never a framework alone.
@@ -420,7 +419,7 @@ def _product(row: TableRow, *keys: str) -> int:
     return prod(row.count(key) or 1 for key in keys)
 
 
-def _mixture(row: TableRow, sizes: Sizes, tp: int) -> Fields:
+def _mixture(row: TableRow, sizes: Sizes, tp: int) -> Entries:
     """Fill the fields of a mixture."""
     ep = row.count("ep") or 1
     usual = tp if row.says("grok") or row.says("folding") else 1
@@ -443,7 +442,7 @@ def _mixture(row: TableRow, sizes: Sizes, tp: int) -> Fields:
 # --- plans
 
 
-def _degrees(row: TableRow) -> Fields:
+def _degrees(row: TableRow) -> Entries:
     """Find the degrees dp, tp, pp, cp that multiply to the GPUs."""
     tp, pp, cp = (row.count(key) or 1 for key in ("tp", "pp", "cp"))
     dp = row.count("dp")
@@ -461,7 +460,7 @@ def _degrees(row: TableRow) -> Fields:
     return degrees
 
 
-def _batch(row: TableRow, framework: Entry, degrees: Fields) -> Fields:
+def _batch(row: TableRow, framework: Entry, degrees: Entries) -> Entries:
     """Find the number of micro-batches and the global batch."""
     dp = degrees["dp"]
     pp = degrees["pp"]
@@ -491,7 +490,7 @@ def _batch(row: TableRow, framework: Entry, degrees: Fields) -> Fields:
     return {"num_micro_batches": count, "global_batch_size": batch}
 
 
-def _zero(row: TableRow, ranks: int) -> Fields:
+def _zero(row: TableRow, ranks: int) -> Entries:
     """Find the ZeRO stage, and the ranks that share a state (0: all of them).
 
     Args:
@@ -597,7 +596,7 @@ def _printed_stages(row: TableRow, layers: int, pp: int) -> list[int] | None:
 # --- hardware and figures
 
 
-def _hardware(row: TableRow, gpus: int, gpus_per_node: int) -> Fields:
+def _hardware(row: TableRow, gpus: int, gpus_per_node: int) -> Entries:
     """Fill the fields of a run's hardware; ranks follow the kinds of nodes in their order.
 
     "12 V100 + 4 T4" counts GPUs, "3 nodes of 4 V100 and 1 node of 4 T4" nodes: whichever adds up to the run's
@@ -721,7 +720,7 @@ def _measured(
     batch: int,
     seq_len: int,
     gpus: int,
-) -> Fields:
+) -> Entries:
     """Read the seconds of an iteration and the GiB; at least one of them is there."""
     flagged = re.search(r"anomalous|suspicious", row.words("notes"))
     if flagged:
@@ -733,7 +732,7 @@ def _measured(
     if memory and row.says("decimal"):
         memory = memory * 1e9 / 2.0**30
     seconds = _iteration_seconds(row, batch, seq_len * batch / gpus)
-    result: Fields = {"iteration_s": seconds, "memory_GiB": memory}
+    result: Entries = {"iteration_s": seconds, "memory_GiB": memory}
     if row.says("allocated"):
         result["memory_metric"] = runs.ALLOCATED
     if seconds is None and memory is None:

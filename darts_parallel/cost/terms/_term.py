@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -11,6 +11,7 @@ from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.sharding import ShardGroup
 from darts_parallel.cost.stage_context import StageContext
+from darts_parallel.errors import Entries
 from darts_parallel.plans import OuterSpace
 from darts_parallel.problem import LayerSpec
 
@@ -91,7 +92,7 @@ class CostTerm:
 
     def table_fields(
         self, space: OuterSpace, stages: Sequence[StageContext], costs: Callable[[str], Tensor]
-    ) -> dict[str, Any]:
+    ) -> Entries:
         """Return fields of a `CostTable` that the term's plans need.
 
         Args:

@@ -12,7 +12,7 @@ section 4). Shares are of whole tensors: messages, and so latencies, grow with t
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.host_memory import OffloadedPlans
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms._term import CostTerm, PlanContribution
-from darts_parallel.errors import UnsupportedError
+from darts_parallel.errors import Entries, UnsupportedError
 from darts_parallel.plans import OuterSpace
 from darts_parallel.problem import Scalar
 
@@ -45,7 +45,7 @@ class OffloadTerm(CostTerm):
 
     def table_fields(
         self, space: OuterSpace, stages: Sequence[StageContext], costs: Callable[[str], Tensor]
-    ) -> dict[str, Any]:
+    ) -> Entries:
         """Return the fields of a table whose plans may offload; none for others.
 
         Errors:
