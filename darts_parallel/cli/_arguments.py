@@ -3,24 +3,18 @@
 import re
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
-
-from omegaconf import OmegaConf
+from typing import NoReturn
 
 from darts_parallel.config import (
     EVERY_WORD,
-    composed_config,
-    folder_override,
     given_values,
     group_names,
+    readable_folder,
     require,
-    require_clear_machine,
-    with_box,
-    without_words,
 )
-from darts_parallel.errors import ConfigError, DartsParallelError, Entries, read_json
+from darts_parallel.config import with_keys as with_keys
+from darts_parallel.errors import ConfigError, Entries
 
 COMPOSED = ("output", "tune", "verification")
 """Root keys that always come from the command."""
@@ -110,6 +104,8 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
         key = OWN_FLAGS.get(name)
         if value is None:
             continue
+        if name == "config_dir":
+            value = readable_folder(value)
         if key is None:
             words.append(flag if value is True else f"{flag}={value}")
             continue
@@ -177,36 +173,3 @@ def deferred_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         own = found is not None and found[1] not in roots
         (deferred if own else for_hydra).append(argument)
     return for_hydra, deferred
-
-
-def with_keys(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with keys in place of short words.
-
-    Errors:
-        ConfigError: `gpus` or `nodes` could mean something else on this cluster.
-    """
-    arguments = with_box(arguments)
-    if {"gpus", "nodes"} & given_values(arguments).keys():
-        require_clear_machine(arguments, _own_node_groups(arguments))
-    return without_words(arguments)
-
-
-def _own_node_groups(arguments: Sequence[str]) -> list[Any]:
-    """Return the node groups of the cluster, or of the plan, that the arguments name.
-
-    None where an argument is wrong: the composition of all arguments says which.
-    """
-    given = given_values(arguments)
-    plan = given.get("plan") or given.get("tune.from")
-    with suppress(DartsParallelError, LookupError, TypeError):
-        if plan is not None and "cluster" not in given:
-            plan_data = read_json(plan, plan, "a plan.json", ConfigError)
-            return list(OmegaConf.create(plan_data["cluster"]["nodes"]))
-        groups = [
-            f"{key}={value}" for key, value in given.items() if value and key not in EVERY_WORD
-        ]
-        groups = [own for own in groups if not own.startswith("-")]
-        if folder := given.get("--config-dir"):
-            groups.append(folder_override(folder))
-        return list(composed_config(groups).cluster.nodes)
-    return []

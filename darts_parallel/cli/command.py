@@ -28,12 +28,10 @@ from darts_parallel.cli._sweeps import sweep_folder
 from darts_parallel.config import (
     composed_config,
     config_dir,
-    readable_folder,
     register_schema,
     run_folder,
     user_errors,
     with_own_job,
-    with_own_software,
 )
 from darts_parallel.errors import (
     REFUSED,
@@ -44,7 +42,6 @@ from darts_parallel.errors import (
     replace_closed_outputs,
 )
 
-CONFIG_DIR = "--config-dir="
 FOLDERS = ("hydra.run.dir=", "hydra.sweep.")
 """Overrides by which a user chooses where a run writes."""
 NEEDS_HYDRA = re.compile(r"-|[+~]*hydra(?!\.run\.dir=[\w./-]+$)")
@@ -129,11 +126,6 @@ def _answer(given: Sequence[str], began: float) -> None:
         return
     arguments = with_own_job(with_keys(flags_first(given)))
     sys.argv[1:], held = deferred_overrides(arguments)
-    for place, argument in enumerate(sys.argv):
-        if argument.startswith(CONFIG_DIR):
-            folder = readable_folder(argument.removeprefix(CONFIG_DIR))
-            sys.argv[place] = CONFIG_DIR + folder
-            sys.argv[1:] = with_own_software(sys.argv[1:], folder)
     if "--version" in sys.argv[1:]:
         print(f"darts-parallel {package_version()}")
         return

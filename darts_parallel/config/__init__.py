@@ -6,7 +6,6 @@ from darts_parallel.config.bilevel import BilevelConfig as BilevelConfig
 from darts_parallel.config.box import BETWEEN as BETWEEN
 from darts_parallel.config.box import BOX as BOX
 from darts_parallel.config.box import INSIDE as INSIDE
-from darts_parallel.config.box import with_box as with_box
 from darts_parallel.config.checks import MAX_PROCESSES as MAX_PROCESSES
 from darts_parallel.config.checks import as_yaml as as_yaml
 from darts_parallel.config.checks import check_fields as check_fields
@@ -27,14 +26,13 @@ from darts_parallel.config.cluster import NodeGroupConfig as NodeGroupConfig
 from darts_parallel.config.cluster import RunConfig as RunConfig
 from darts_parallel.config.composition import ANY as ANY
 from darts_parallel.config.composition import composed_config as composed_config
-from darts_parallel.config.composition import folder_override as folder_override
 from darts_parallel.config.composition import load_config as load_config
 from darts_parallel.config.composition import readable_folder as readable_folder
 from darts_parallel.config.composition import refuse_silent_overrides as refuse_silent_overrides
 from darts_parallel.config.composition import require_few_values as require_few_values
 from darts_parallel.config.composition import to_config as to_config
+from darts_parallel.config.composition import with_keys as with_keys
 from darts_parallel.config.composition import with_own_job as with_own_job
-from darts_parallel.config.composition import with_own_software as with_own_software
 from darts_parallel.config.huggingface import import_model as import_model
 from darts_parallel.config.interrupts import begin_worker as begin_worker
 from darts_parallel.config.interrupts import (
@@ -94,5 +92,4 @@ from darts_parallel.config.words import NAMES as NAMES
 from darts_parallel.config.words import WORDS as WORDS
 from darts_parallel.config.words import given_values as given_values
 from darts_parallel.config.words import of_job as of_job
-from darts_parallel.config.words import require_clear_machine as require_clear_machine
 from darts_parallel.config.words import without_words as without_words

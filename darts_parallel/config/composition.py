@@ -26,8 +26,13 @@ from darts_parallel.config.messages import config_sentence, error_sentence
 from darts_parallel.config.old_keys import current_folder, yaml_files
 from darts_parallel.config.schema import Config, config_dir, register_schema
 from darts_parallel.config.trainer import group_file, group_names
-from darts_parallel.config.words import given_values, require_clear_machine, without_words
-from darts_parallel.errors import ConfigError, DartsParallelError, Entries, read_text
+from darts_parallel.config.words import (
+    EVERY_WORD,
+    given_values,
+    require_clear_machine,
+    without_words,
+)
+from darts_parallel.errors import ConfigError, DartsParallelError, Entries, read_json, read_text
 
 Check = Callable[[Imported], str] | None
 """Refuses a model that a Hugging Face file describes and the layers do not."""
@@ -180,7 +185,6 @@ def with_tried_value(sentence: str, overrides: Sequence[str], extra_dir: str | N
 
 
 def _loaded(overrides: list[str], extra_dir: str | None, check: Check) -> Config:
-    arguments = with_own_job(without_words(with_box(overrides)), extra_dir)
     if extra_dir is not None:
         rule = "be a folder"
         extra_dir = os.path.abspath(os.path.expanduser(extra_dir))
@@ -188,13 +192,46 @@ def _loaded(overrides: list[str], extra_dir: str | None, check: Check) -> Config
             os.path.isdir(extra_dir), f"config_dir={extra_dir}", rule, "None, for the shipped files"
         )
         extra_dir = readable_folder(extra_dir)
-        arguments = with_own_software(arguments, extra_dir)
+    arguments = with_own_job(with_keys(overrides, extra_dir), extra_dir)
+    if extra_dir is not None:
         arguments.append(folder_override(extra_dir))
-    if {"gpus", "nodes"} & given_values(overrides).keys():
-        before = [one for one in arguments if not one.startswith("cluster.nodes.0.")]
-        nodes = OmegaConf.select(composed_config(before), "cluster.nodes")
-        require_clear_machine(overrides, nodes or [])
     return to_config(composed_config(arguments), arguments, check)
+
+
+def with_keys(arguments: Sequence[str], folder: str | None = None) -> list[str]:
+    """Return arguments with keys in place of short words and of a machine in one line.
+
+    Args:
+        folder: Of the user's own configuration files, unless `--config-dir` is an argument.
+
+    Errors:
+        ConfigError: `gpus` or `nodes` could mean something else on this cluster.
+    """
+    arguments = with_box(arguments)
+    if {"gpus", "nodes"} & given_values(arguments).keys():
+        require_clear_machine(arguments, _own_node_groups(arguments, folder))
+    return without_words(arguments)
+
+
+def _own_node_groups(arguments: Sequence[str], folder: str | None) -> list[Any]:
+    """Return the node groups of the cluster, or of the plan, that the arguments name.
+
+    None where an argument is wrong: the composition of all arguments says which.
+    """
+    given = given_values(arguments)
+    plan = given.get("plan") or given.get("tune.from")
+    with suppress(DartsParallelError, LookupError, TypeError):
+        if plan is not None and "cluster" not in given:
+            plan_data = read_json(plan, plan, "a plan.json", ConfigError)
+            return list(OmegaConf.create(plan_data["cluster"]["nodes"]))
+        groups = [
+            f"{key}={value}" for key, value in given.items() if value and key not in EVERY_WORD
+        ]
+        groups = [own for own in groups if not own.startswith("-")]
+        if users := folder or given.get("--config-dir"):
+            groups.append(folder_override(users))
+        return list(composed_config(groups).cluster.nodes)
+    return []
 
 
 def folder_override(folder: str) -> str:
@@ -240,28 +277,26 @@ def _values(node: Any, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
-def with_own_job(arguments: list[str], folder: str | None = None) -> list[str]:
+def with_own_job(arguments: Sequence[str], folder: str | None = None) -> list[str]:
     """Return the arguments; a model that is named alone takes the job of its name, or `ANY`.
+
+    A `training.software` of the user's folder brings its figures along.
 
     Args:
         folder: Of the user's own configuration files, unless `--config-dir` is an argument.
     """
     given = given_values(arguments)
-    if "model" not in given or JOBS & set(given):
-        return arguments
-    files = [group_file("training", given["model"])]
-    if users := folder or given.get("--config-dir"):
-        files.append(Path(users, "training", files[0].name))
-    own = any(file.is_file() for file in files)
-    return [*arguments, f"training={given['model']}" if own else ANY]
-
-
-def with_own_software(arguments: list[str], folder: str) -> list[str]:
-    """Return the arguments; a `training.software` of the user's folder brings its figures along."""
-    given = given_values(arguments)
-    name = given.get("training.software", "")
-    own = name and (Path(folder) / "software" / f"{name}.yaml").is_file()
-    return [*arguments, f"+software@own_software={name}"] if own else arguments
+    result = list(arguments)
+    users = folder or given.get("--config-dir")
+    software = given.get("training.software")
+    if users and software and Path(users, "software", f"{software}.yaml").is_file():
+        result.append(f"+software@own_software={software}")
+    model = given.get("model")
+    if model is not None and not JOBS & given.keys():
+        own = group_file("training", model)
+        shipped = own.is_file() or (users and Path(users, "training", own.name).is_file())
+        result.append(f"training={model}" if shipped else ANY)
+    return result
 
 
 def composed_config(arguments: list[Any]) -> DictConfig:
