@@ -22,6 +22,8 @@ from typing import Any, NoReturn
 
 Entries = dict[str, Any]
 """Values of any kind by name: the content of a JSON or YAML file, or keyword arguments."""
+Amounts = dict[str, float]
+"""Numbers by name: seconds by cause, bytes by part."""
 REFUSED = 2
 """Exit status after an error that the user can correct."""
 INTERRUPTED = 130

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from darts_parallel.config import config_dir, one_of, ranged, run_main
-from darts_parallel.errors import ConfigError
+from darts_parallel.errors import Amounts, ConfigError
 from darts_parallel.planner import DENSE, EXPERTS
 from darts_parallel.plans import write_text
 from darts_parallel.report import csv_text, markdown_table
@@ -93,7 +93,7 @@ def calibrate(options: CalibrationOptions) -> int:
 
 def misfits_by_kind(
     cases: list[MeasuredCase], found: Residuals, spread: Mapping[str, Any]
-) -> dict[str, dict[str, float]]:
+) -> dict[str, Amounts]:
     """Find the spreads of the GPUs whose seconds a fit misses, of dense models and of mixtures."""
     result = {}
     for kind, own in ((DENSE, spread), (EXPERTS, spread[EXPERTS])):

@@ -20,7 +20,7 @@ from darts_parallel.bilevel.retrain import FIRST_RETRAIN_SEED, Retrained, Retrai
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.config import LOSSLESS
 from darts_parallel.cost import evaluate
-from darts_parallel.errors import Entries
+from darts_parallel.errors import Amounts, Entries
 from darts_parallel.gradient import PlanStage, SearchResult, StepRecord
 from darts_parallel.plans import BatchPhase, megatron_schedule, write_json, write_text
 from darts_parallel.problem import Problem
@@ -81,7 +81,7 @@ def judged(loop: BilevelLoop, schedules: Schedules, index: int = 0) -> dict[str,
     return found | {name: train(phases) for name, phases in others.items()}
 
 
-def times(found: Found) -> dict[str, float]:
+def times(found: Found) -> Amounts:
     """Return predicted seconds to the reference's last loss by name; `inf` where it is not reached."""
     return {name: run.seconds_to(found[REFERENCE].final_loss) for name, run in found.items()}
 
@@ -285,7 +285,7 @@ class BilevelJob:
             print_line(self.console, f"{text}, {done} of {total}")
 
 
-def summary(runs: Sequence[Found]) -> dict[str, float]:
+def summary(runs: Sequence[Found]) -> Amounts:
     """Return median predicted seconds to the target by name, and those of the best constant batch size."""
     found = [times(run) for run in runs]
     medians = {name: median(own[name] for own in found) for name in found[0]}

@@ -22,6 +22,7 @@ from darts_parallel.bilevel.space import (
 )
 from darts_parallel.config import SearchConfig
 from darts_parallel.cost import float_tensor
+from darts_parallel.errors import Amounts
 from darts_parallel.gradient import (
     BOUNDARY_RATE,
     Adam,
@@ -142,9 +143,9 @@ class UpperLevel:
                 best = found
         return best
 
-    def _outer_weights(self, weights: Sequence[float]) -> dict[str, float]:
+    def _outer_weights(self, weights: Sequence[float]) -> Amounts:
         """Sum the weights of pipeline configurations by pipeline degree, and by batch size."""
-        sums: dict[str, float] = {}
+        sums: Amounts = {}
         for group, weight in zip(self.owners, weights, strict=True):
             batch = self.space.batches[group.table_index]
             for name in (f"pp {group.table.pp}", f"batch {batch}"):

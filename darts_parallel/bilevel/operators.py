@@ -26,7 +26,7 @@ from darts_parallel.bilevel.data import load_corpus
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.trials import NEXT_SEED, log_slowdown
 from darts_parallel.config import LOSSLESS, load_config, run_folder
-from darts_parallel.errors import Entries
+from darts_parallel.errors import Amounts, Entries
 from darts_parallel.graph import (
     DeviceMeshSpec,
     GraphPlan,
@@ -178,7 +178,7 @@ class OperatorSearch:
         prices = self.slowdown([[one] for one in tried], settings.trial_steps, seeds)
         self.price = dict(zip(tried, prices, strict=True))
         self.plain = np.array(self.programme.cost)
-        self.records: list[dict[str, float]] = []
+        self.records: list[Amounts] = []
 
     def _places(self) -> dict[Sum, tuple[int, Dims]]:
         """Return the variable of every sum of few bits, and what its inputs split."""

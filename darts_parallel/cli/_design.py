@@ -26,7 +26,7 @@ from darts_parallel.design import (
     scaled_config,
     upgrades,
 )
-from darts_parallel.errors import Entries
+from darts_parallel.errors import Amounts, Entries
 from darts_parallel.planner import plan
 from darts_parallel.plans import read_plan, required_config, write_json, write_text
 from darts_parallel.problem import Problem
@@ -145,7 +145,7 @@ def design_lines(design: Design, out: Path) -> list[str]:
     return report_lines(answer, found)
 
 
-def _step(costs: dict[str, float], best: float) -> dict[str, float]:
+def _step(costs: Amounts, best: float) -> Amounts:
     """Return the scalars of one planner call: seconds, and shares of the money."""
     whole = sum(costs.values())
     shares = {f"share/{name}": cost / whole for name, cost in costs.items()}

@@ -11,6 +11,7 @@ from darts_parallel.config.checks import (
     require_member,
     require_members,
 )
+from darts_parallel.errors import Amounts
 
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
 NARROW = ("fp8", "mxfp8", "nvfp4")
@@ -94,7 +95,7 @@ class DeviceConfig:
 
     memory_GiB: float = ranged(MISSING, 1e-4, 1e5)
     """Memory of one GPU, in 2^30 bytes."""
-    peak_TFLOPs: dict[str, float] = ranged(MISSING, 1e-6, 1e6)
+    peak_TFLOPs: Amounts = ranged(MISSING, 1e-6, 1e6)
     """Dense peak of the data sheet by precision, in 10^12 FLOP/s: `{bf16: 989.0, fp8: 1979.0}`."""
     memory_bandwidth_GBps: float = ranged(MISSING, 1e-3, 1e6)
     """Bandwidth of the GPU's memory by the data sheet, in 10^9 bytes/s."""
@@ -116,7 +117,7 @@ class DeviceConfig:
     """Share of `gemm_efficiency` that nvfp4 products reach of their peak."""
     attention_efficiency: float = ranged(0.575, 1e-3, 1.0)
     """Share of the peak that fused attention (FlashAttention) with large heads reaches."""
-    attention_TFLOPs: dict[str, float] = ranged({}, 1e-6, 1e6)
+    attention_TFLOPs: Amounts = ranged({}, 1e-6, 1e6)
     """Published speeds of attention kernels (`training.attention_kernel`), whose ratios count."""
     memory_efficiency: float = ranged(0.922, 1e-3, 1.0)
     """Share of the memory bandwidth that streaming kernels reach."""
@@ -184,7 +185,7 @@ class RunConfig:
     """log(measured / predicted) by the calibrated figures."""
     sd: float = ranged(MISSING, 1e-3, 10.0)
     """Standard deviation of the part of the error that no figure explains."""
-    slopes: dict[str, float] = ranged(MISSING, -1e3, 1e3)
+    slopes: Amounts = ranged(MISSING, -1e3, 1e3)
     """d error / d latent parameter, by `quantity|device|framework|intra link|inter link`."""
 
 

@@ -19,7 +19,7 @@ from darts_parallel.cost.stage_costs import device_bytes, kept_bytes
 from darts_parallel.cost.table import build_tables, with_memory
 from darts_parallel.cost.terms import plan_contributions, terms_of
 from darts_parallel.cost.tolerances import BOUND_TOLERANCE, PLAN_MEMORY_TOLERANCE
-from darts_parallel.errors import ConfigError, PlanError
+from darts_parallel.errors import Amounts, ConfigError, PlanError
 from darts_parallel.plans import Plan, plan_space
 from darts_parallel.plans import check_plan as check_plan
 from darts_parallel.problem import Cluster, Model, Problem
@@ -339,7 +339,7 @@ class CostBreakdown:
     """All bytes of the device, `space.memory_margin` included."""
     feasible: bool
     """Whether every peak leaves the margin of its device free."""
-    breakdown_s: dict[str, float]
+    breakdown_s: Amounts
     """Seconds per iteration by cause; they sum to `iteration_time_s`."""
     stage_times_s: tuple[float, ...]
     """Seconds of one micro-batch, forward and backward, by stage (all its chunks together); none
@@ -472,7 +472,7 @@ def _breakdown(
     plans: HardPlans,
     cost: BatchCost,
     names: list[str],
-) -> dict[str, float]:
+) -> Amounts:
     """Return the seconds per iteration by cause: one stage's micro-batches, the bubble, the rest.
 
     The stage is the slowest, or by simulation the one that the iteration waits for.

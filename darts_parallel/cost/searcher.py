@@ -13,7 +13,7 @@ from torch import Tensor
 
 from darts_parallel.config import TrainingConfig
 from darts_parallel.cost.choices import element_bytes, float_tensor
-from darts_parallel.errors import PlanError, UnsupportedError
+from darts_parallel.errors import Amounts, PlanError, UnsupportedError
 from darts_parallel.plans import Plan, divisors
 from darts_parallel.problem import Cluster, Model
 
@@ -124,13 +124,13 @@ class SearcherModel:
             "p2p_and_resharding": p2p,
         }
 
-    def breakdowns(self, degrees: Sequence[Product]) -> list[dict[str, float]]:
+    def breakdowns(self, degrees: Sequence[Product]) -> list[Amounts]:
         """Return the seconds per iteration by cause of every product, in one vectorised pass."""
         terms = self.terms(*float_tensor(degrees).unbind(1))
         rows = torch.stack(list(terms.values()), 1).tolist()
         return [dict(zip(terms, row, strict=True)) for row in rows]
 
-    def breakdown(self, plan: Plan) -> dict[str, float]:
+    def breakdown(self, plan: Plan) -> Amounts:
         """Return the seconds per iteration by cause of a plan whose layers all agree on (dp, tp).
 
         Errors:

@@ -17,7 +17,7 @@ from darts_parallel.cost import (
     evaluate_batch,
     lightest_plans,
 )
-from darts_parallel.errors import DartsParallelError, Entries, InfeasibleError
+from darts_parallel.errors import Amounts, DartsParallelError, Entries, InfeasibleError
 from darts_parallel.exact import outer_lower_bounds
 from darts_parallel.plans import Plan, tensor_degrees
 from darts_parallel.problem import GIB, Cluster, Device, Problem, memory_unit
@@ -118,7 +118,7 @@ class _Remedies:
         With more memory on one node type the lightest plan moves layers. So the other types are
         looked at again.
         """
-        wanted: dict[str, float] = {}
+        wanted: Amounts = {}
         cluster = self.problem.cluster
         lightest = self.lightest
         for _ in range(ROUNDS):
@@ -163,7 +163,7 @@ class _Remedies:
         return []
 
 
-def _with_memory(cluster: Cluster, wanted: dict[str, float]) -> Cluster:
+def _with_memory(cluster: Cluster, wanted: Amounts) -> Cluster:
     """Return the cluster with other memory of some devices, in GiB by name."""
 
     def changed(device: Device) -> Device:
@@ -174,7 +174,7 @@ def _with_memory(cluster: Cluster, wanted: dict[str, float]) -> Cluster:
     return cluster.with_devices(changed)
 
 
-def _memory_overrides(wanted: dict[str, float]) -> str:
+def _memory_overrides(wanted: Amounts) -> str:
     """Write the memory of devices, in GiB by name, as overrides."""
     return " and ".join(
         f"cluster.devices.{name}.memory_GiB={size:.{_digits(size)}f}"

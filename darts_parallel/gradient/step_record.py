@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from darts_parallel.errors import Amounts
 from darts_parallel.gradient.relaxation import Schedules
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans, SurrogateCost
 from darts_parallel.gradient.restarts import RestartBatch
@@ -24,7 +25,7 @@ class StepRecord:
     surrogate_time_s: float
     best_time_s: float
     entropy: float
-    outer_weights: dict[str, float]
+    outer_weights: Amounts
     pp: int
     choices: tuple[str, ...]
     probabilities: Tensor
@@ -33,7 +34,7 @@ class StepRecord:
     """Names of the rows of `probabilities`; none where they are the layers."""
     memory_violation: float = 0.0
     """Memory of the fullest stage above its capacity, relative to it; 0 where the plan fits."""
-    terms: dict[str, float] = field(default_factory=dict)
+    terms: Amounts = field(default_factory=dict)
     """The surrogate's seconds per iteration by cause; they sum to `surrogate_time_s`."""
 
 
@@ -122,7 +123,7 @@ class LeadingPlan:
         """Read the plan's entry of values `(O, R)`."""
         return float(values[self.outer, self.restart].detach())
 
-    def _terms(self) -> dict[str, float]:
+    def _terms(self) -> Amounts:
         """Return seconds per iteration by cause; the last one takes what smoothing adds."""
         cost = self.cost
         stages = cost.stage_seconds[self.outer, self.restart].detach()

@@ -3,7 +3,7 @@
 import re
 from collections import Counter, defaultdict
 
-from darts_parallel.errors import Entries
+from darts_parallel.errors import Amounts, Entries
 from darts_parallel.graph._programme import ProgrammeAnswer
 from darts_parallel.graph._rules import unknown_operators
 from darts_parallel.graph._states import SLICED, VARYING
@@ -85,7 +85,7 @@ def _operator(plan: GraphPlan, op: GraphOperator) -> Entries:
     return found
 
 
-def summary(plan: GraphPlan) -> dict[str, float]:
+def summary(plan: GraphPlan) -> Amounts:
     """Return seconds of a step, number of collectives and their bytes."""
     sizes = [one.step.bytes for one in plan.collectives]
     return {"seconds": plan.seconds, "collectives": len(sizes), "bytes": sum(sizes)}

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from darts_parallel.errors import DartsParallelError, Entries, UnsupportedError
+from darts_parallel.errors import Amounts, DartsParallelError, Entries, UnsupportedError
 from darts_parallel.graph._choices import OperatorChoice
 from darts_parallel.graph._space import GraphSpace
 from darts_parallel.graph.capture import capture_module, load_module, make_inputs
@@ -73,7 +73,7 @@ class PlanCheck:
 class FileRun:
     """A file next to the whole module."""
 
-    differences: dict[str, float]
+    differences: Amounts
     """Largest differences of outputs, gradients and buffers over their largest entries.
 
     Infinite where one is missing.
@@ -360,7 +360,7 @@ def _backward(outputs: Sequence[Tensor]) -> None:
 def _of_outputs(
     outputs: Sequence[Any],
     expected: Sequence[Tensor],
-) -> dict[str, float]:
+) -> Amounts:
     """Compare outputs by their order, and whether they have gradients."""
     found = {"number of outputs": inf if len(outputs) != len(expected) else 0.0}
     for k, (output, one) in enumerate(zip(outputs, expected, strict=False)):
@@ -372,7 +372,7 @@ def _of_outputs(
 def _of_gradients(
     parts: Entries,
     tensors: dict[str, Tensor],
-) -> dict[str, float]:
+) -> Amounts:
     """Compare the gradients of weights and inputs; one that is missing is zero."""
     trained = [tensor.grad for tensor in tensors.values() if tensor.grad is not None]
     largest = max((float(gradient.abs().max()) for gradient in trained), default=0.0)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from darts_parallel.config import DeviceConfig, ModelConfig
 from darts_parallel.cost import ATTENTION_HALF_SIZE, float_tensor, gemm_seconds
-from darts_parallel.errors import Entries
+from darts_parallel.errors import Amounts, Entries
 from darts_parallel.machine._timing import MeasuredMachine
 from darts_parallel.problem import Device, Gemm
 from darts_parallel.run import build_layer
@@ -73,7 +73,7 @@ class ComputeProfile:
     gemms: tuple[GemmTime, ...]
     device: Device
     """Its peak is that of the main precision."""
-    peaks: dict[str, float]
+    peaks: Amounts
     """FLOP/s by precision."""
     error: float
     """Median of |fitted / measured - 1| over the products of the main precision."""

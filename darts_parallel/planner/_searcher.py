@@ -28,7 +28,7 @@ from darts_parallel.cost import (
     float_tensor,
     products,
 )
-from darts_parallel.errors import Entries, InfeasibleError, UnsupportedError
+from darts_parallel.errors import Amounts, Entries, InfeasibleError, UnsupportedError
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import (
     INITIAL_NOISE,
@@ -153,7 +153,7 @@ class ProductSearch:
     """How every product of the space runs."""
     plan_space: str
     """Space of the analytic plans by which products run."""
-    priced: dict[Product, dict[str, float]] = field(default_factory=dict)
+    priced: dict[Product, Amounts] = field(default_factory=dict)
     """Seconds by cause of every product that was priced."""
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from darts_parallel.cost import (
     with_memory,
     without_dominated,
 )
-from darts_parallel.errors import Entries
+from darts_parallel.errors import Amounts, Entries
 from darts_parallel.exact import TableResult, Verification
 from darts_parallel.gradient import SearchResult
 from darts_parallel.planner.watcher import Watcher
@@ -88,7 +88,7 @@ class Asked:
         return float(hard_plan(plan, self.problem)[2].fitting_seconds[0])
 
 
-def budgets(settings: SearchConfig, check_seconds: float) -> dict[str, float]:
+def budgets(settings: SearchConfig, check_seconds: float) -> Amounts:
     """Return the seconds that phases of a search get, by the key that gives them."""
     return {
         EXACT_SECONDS: min(settings.exact_seconds, settings.max_seconds),

@@ -25,7 +25,7 @@ from darts_parallel.cost import (
     with_memory,
     without_dominated,
 )
-from darts_parallel.errors import DartsParallelError, Entries
+from darts_parallel.errors import Amounts, DartsParallelError, Entries
 from darts_parallel.gradient import polish
 from darts_parallel.planner.memory_chance import tightened
 from darts_parallel.plans import OuterSpace, Plan, outer_spaces, plan_space
@@ -42,7 +42,7 @@ NO_SECONDS = ("memory", "reserved", "state_factor", "activation_factor", "half_s
 """Figures of a device that change no seconds of a given plan, or follow from others."""
 
 
-def sensitivity(plan: Plan, problem: Problem) -> dict[str, float]:
+def sensitivity(plan: Plan, problem: Problem) -> Amounts:
     """Return the elasticity of the seconds per iteration in every figure of the hardware.
 
     -0.3 at a bandwidth: 1 % more of it makes the iteration 0.3 % shorter. Figures that the plan
@@ -65,7 +65,7 @@ def sensitivity(plan: Plan, problem: Problem) -> dict[str, float]:
     return result if worth is None else result | {MEMORY: worth}
 
 
-def time_elasticities(plan: Plan, problem: Problem) -> dict[str, float]:
+def time_elasticities(plan: Plan, problem: Problem) -> Amounts:
     """Return the elasticities of `sensitivity` without the one of memory.
 
     Errors:
@@ -85,7 +85,7 @@ def time_elasticities(plan: Plan, problem: Problem) -> dict[str, float]:
     }
 
 
-def offload_slopes(plan: Plan, problem: Problem) -> list[dict[str, dict[str, float]]]:
+def offload_slopes(plan: Plan, problem: Problem) -> list[dict[str, Amounts]]:
     """Return what a larger share in host memory does, for every device of the pipeline and kind of tensor.
 
     Args:

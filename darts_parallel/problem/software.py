@@ -21,7 +21,7 @@ from darts_parallel.config import (
     read_yaml,
     require,
 )
-from darts_parallel.errors import ConfigError, Entries, require_listed
+from darts_parallel.errors import Amounts, ConfigError, Entries, require_listed
 
 ANY = "any"
 """Key of an offset for devices on which the framework has no runs."""
@@ -145,7 +145,7 @@ class Software:
         fused = self.eager_blocks and training.loss == "fused"
         return replace(own, eager_blocks=False, gate_kept=False) if fused else own
 
-    def switch_factors(self, speeds: Mapping[str, float]) -> dict[str, float]:
+    def switch_factors(self, speeds: Mapping[str, float]) -> Amounts:
         """Return the factors by which the switches of a run move the figures of a device.
 
         The job's switch counts, else what the framework sets by default.
@@ -154,7 +154,7 @@ class Software:
             speeds: Published speeds of attention kernels on the device.
         """
         known = {**self.runs, **self.job}
-        factors: dict[str, float] = {}
+        factors: Amounts = {}
         for key, by_value in SWITCHED.items():
             factors |= by_value.get(known.get(key), {})
         if (kernel := str(known.get("attention_kernel"))) in speeds:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from darts_parallel.errors import Amounts
 from darts_parallel.gradient import StepRecord
 from darts_parallel.report.journey import COLOURS, Pixels, rgb, short_names, thinned
 
@@ -117,7 +118,7 @@ class SearchCurves:
         probabilities = record.probabilities.numpy()
         self.add(Weights(record.step, rows, record.choices, probabilities), shown)
 
-    def _configurations(self, weights: Mapping[str, float]) -> dict[str, float]:
+    def _configurations(self, weights: Mapping[str, float]) -> Amounts:
         """Return the weights of pipeline configurations that are, or have been, worth a curve."""
         # one that has left weighs nothing; said once, so that no curve is a single point
         known = dict.fromkeys(self._outer, 0.0) | dict(weights)

@@ -34,6 +34,7 @@ from darts_parallel.cost import (
     terms_of,
 )
 from darts_parallel.cost import FORMULAS as TERM_FORMULAS
+from darts_parallel.errors import Amounts
 from darts_parallel.plans import LayerStrategy, OuterSpace, Plan
 from darts_parallel.problem import GIB, LayerSpec, Problem, memory_unit
 from darts_parallel.report.format import table_of
@@ -266,7 +267,7 @@ class _PlanTerms:
         own = not (layer.tied and self.plan.pp == 1 and index > 0)
         return shard_groups(self._context(index), layer, counts_table=own)
 
-    def _layer_seconds(self, index: int) -> dict[str, float]:
+    def _layer_seconds(self, index: int) -> Amounts:
         """Return the seconds of one layer and micro-batch by term, its compute split by kernel."""
         table = self.table
         place = (0, int(table.stage_kind[self.plan.stage_of_layer[index]]), index)
@@ -282,7 +283,7 @@ class _PlanTerms:
         return terms | parts | {"gradient accumulation": gradients}
 
 
-def _compute_parts(stage: StageContext, layer: LayerSpec) -> dict[str, float] | None:
+def _compute_parts(stage: StageContext, layer: LayerSpec) -> Amounts | None:
     """Return the compute seconds of a layer by what its kernels do; None where they are measured."""
     unknown = torch.zeros(())
     if stage.measured_figure(layer, "forward", unknown) is not unknown:
@@ -300,7 +301,7 @@ def _compute_parts(stage: StageContext, layer: LayerSpec) -> dict[str, float] | 
     return seconds
 
 
-def memory_parts(problem: Problem, plan: Plan) -> list[dict[str, float]]:
+def memory_parts(problem: Problem, plan: Plan) -> list[Amounts]:
     """Return the bytes of a device of every stage by the keys of `SIGNS`."""
     found = [dict.fromkeys(SIGNS, 0.0) for _ in range(plan.pp)]
     for line in _PlanTerms(problem, plan).memory():
@@ -331,7 +332,7 @@ def memory_table(outcome: Outcome) -> Table:
     return table
 
 
-def _bar(parts: dict[str, float], capacity: float) -> str:
+def _bar(parts: Amounts, capacity: float) -> str:
     """Draw the parts of a device's memory, each by its character; the bar is full where they exceed it."""
     capacity = max(capacity, sum(parts.values()))
     bar = ""

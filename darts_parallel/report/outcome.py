@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from darts_parallel.cost import CostBreakdown
+from darts_parallel.errors import Amounts
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import PlanStage, SearchResult
 from darts_parallel.planner import FailureCosts, Intervals, failure_costs, intervals
@@ -23,7 +24,7 @@ class Outcome:
     """None where the plan was given and not searched."""
     answers: Sequence[Verification] = ()
     """Answers of the exact methods and the baselines."""
-    elasticities: dict[str, float] | None = None
+    elasticities: Amounts | None = None
     """Relative change of the seconds by that of a figure of the hardware; None where unknown."""
     warning: str = ""
     """Why no plan keeps the chance of running out of memory, one clause."""

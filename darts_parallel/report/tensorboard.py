@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 
+from darts_parallel.errors import Amounts
 from darts_parallel.gradient import StepRecord
 from darts_parallel.problem import Problem
 from darts_parallel.report.curves import SearchCurves
@@ -100,7 +101,7 @@ def override_values(overrides: Sequence[str]) -> dict[str, bool | str | float | 
     return found
 
 
-def _measures(outcome: Outcome) -> dict[str, float]:
+def _measures(outcome: Outcome) -> Amounts:
     """Return the figures that sweeps compare: speed, memory of the fullest stage, risk, gaps, seconds."""
     cost = outcome.cost
     result = outcome.result

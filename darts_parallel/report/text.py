@@ -9,6 +9,7 @@ from rich.text import Text
 
 from darts_parallel.config import OFFLOADS, SPACES
 from darts_parallel.cost import CostBreakdown, evaluate
+from darts_parallel.errors import Amounts
 from darts_parallel.exact import USEFUL_SLACK, Verification
 from darts_parallel.gradient import SearchResult
 from darts_parallel.planner import STEP, offload_slopes, out_of_memory
@@ -212,7 +213,7 @@ def effect(elasticity: float) -> float:
     return float(STEP**elasticity) - 1.0
 
 
-def strongest(elasticities: dict[str, float]) -> list[tuple[str, float]]:
+def strongest(elasticities: Amounts) -> list[tuple[str, float]]:
     """Name the figures that matter most, and what 10 % more of each does to the seconds."""
     changes = [(effect(elasticity), name) for name, elasticity in elasticities.items()]
     changes.sort(key=lambda entry: -abs(entry[0]))
@@ -224,7 +225,7 @@ def strongest(elasticities: dict[str, float]) -> list[tuple[str, float]]:
     return found
 
 
-def _sensitivity_table(elasticities: dict[str, float]) -> Table:
+def _sensitivity_table(elasticities: Amounts) -> Table:
     table = table_of("\nIf 10 % larger", "quantity", "iteration changes by>")
     for words, change in strongest(elasticities):
         table.add_row(escape(words), f"{100 * change:+.2f} %")

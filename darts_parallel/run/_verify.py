@@ -16,6 +16,7 @@ from darts_parallel.cost import (
     state_bytes,
     static_bytes,
 )
+from darts_parallel.errors import Amounts
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 from darts_parallel.run._chunks import LOSS, head_index, share_one_table, table_rows
@@ -158,7 +159,7 @@ class StepComparison:
 
     losses: tuple[tuple[float, float], ...]
     """Losses of the plan and of one process, before and after the optimizer step."""
-    gradients: dict[str, float]
+    gradients: Amounts
     """Largest relative difference by parameter."""
     bytes: tuple[Bytes, ...]
 
@@ -187,7 +188,7 @@ def verify(engine: Engine, seed: int) -> StepComparison:
     if dist.get_rank() == 0:
         reference = Reference.build(problem, seed, engine.device)
     losses = []
-    gradients: dict[str, float] = {}
+    gradients: Amounts = {}
     mine: list[Bytes] = []
     for step in range(2):
         batch = global_batch(problem, seed, step)
@@ -208,7 +209,7 @@ def verify(engine: Engine, seed: int) -> StepComparison:
     return StepComparison(tuple(losses), gradients, tuple(chain(*everyone)))
 
 
-def _compare(engine: Engine, reference: Reference | None) -> dict[str, float]:
+def _compare(engine: Engine, reference: Reference | None) -> Amounts:
     """Return the relative difference of every gradient; each is sent to all ranks, one by one."""
     wanted = reference.gradients() if reference else {}
     shapes = _shapes_everywhere(wanted)

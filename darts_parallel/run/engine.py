@@ -15,7 +15,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime, get_schedule_class
 from torch.distributed.tensor import Partial, Replicate
 
-from darts_parallel.errors import Entries
+from darts_parallel.errors import Amounts, Entries
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 from darts_parallel.run._chunks import StageChunk, build, compute_dtype, head_index, table_rows
@@ -86,7 +86,7 @@ PHASES = ("forward", "backward", "waiting", "synchronisation", "optimizer")
 """Phases of one step; `waiting` is the schedule without its computation."""
 
 
-def no_seconds() -> dict[str, float]:
+def no_seconds() -> Amounts:
     """Return 0 seconds for every phase."""
     return dict.fromkeys(PHASES, 0.0)
 
@@ -97,7 +97,7 @@ class Clock:
 
     device: torch.device
     exact: bool = False
-    phases: dict[str, float] = field(default_factory=no_seconds)
+    phases: Amounts = field(default_factory=no_seconds)
     """Seconds on this rank by phase."""
 
     def now(self) -> float:

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from darts_parallel.config import LOSSLESS
 from darts_parallel.cost import CostBreakdown
+from darts_parallel.errors import Amounts
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 from darts_parallel.run._verify import TOLERANCE, Bytes, StepComparison, verify
@@ -31,7 +32,7 @@ class Measurement:
 
     seconds: tuple[float, ...]
     """Seconds of every step on its slowest rank, in order."""
-    phases: tuple[dict[str, float], ...]
+    phases: tuple[Amounts, ...]
     """Mean seconds of a step's phases by stage."""
     peak_bytes: tuple[float, ...]
     """Largest memory of a rank by stage: of the process on a CPU, allocated on a GPU."""
@@ -68,7 +69,7 @@ def measure(
     return Measurement(tuple(seconds), phases, peaks)
 
 
-def _by_stage(engine: Engine, count: int) -> tuple[tuple[dict[str, float], ...], tuple[float, ...]]:
+def _by_stage(engine: Engine, count: int) -> tuple[tuple[Amounts, ...], tuple[float, ...]]:
     """Return mean seconds of the phases of `count` steps, and peak bytes, by stage; collective."""
     mine = {name: value / count for name, value in engine.clock.phases.items()}
     everyone: list[Any] = [None] * dist.get_world_size()

@@ -12,6 +12,7 @@ from math import log
 import torch
 from torch import Tensor
 
+from darts_parallel.errors import Amounts
 from experiments.calibration.calibrated import Parameters, Place
 from experiments.calibration.predict import predict
 from experiments.calibration.problems import MeasuredCase
@@ -66,7 +67,7 @@ class Residuals:
         return Residuals(*(values[keep] for values in vars(self).values()))
 
 
-def measured_figures(case: MeasuredCase) -> dict[str, float]:
+def measured_figures(case: MeasuredCase) -> Amounts:
     """Return what was measured of a run, by the names of `PARTS`: seconds and bytes."""
     figures = zip(PARTS, (case.run.iteration_s, case.run.memory_bytes), strict=True)
     return {part: figure for part, figure in figures if figure is not None}

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from darts_parallel.errors import Entries
+from darts_parallel.errors import Amounts, Entries
 from darts_parallel.planner import EXPERTS, NORMAL
 from experiments.calibration.calibrated import Parameters, Place
 from experiments.calibration.errors import ErrorSummary, spearman, summarise
@@ -370,7 +370,7 @@ def pair_spread(held: Sequence[HeldOut]) -> float:
     return float(np.median(widths)) / NORMAL if widths else FLOOR
 
 
-def misfits(places: Sequence[str], errors: Tensor, own: float) -> dict[str, float]:
+def misfits(places: Sequence[str], errors: Tensor, own: float) -> Amounts:
     """Find the spread of the errors that a fit leaves at a place, where it is above that of all, `own`.
 
     It holds `SHARE` of the runs of the place. Where they are few it is drawn to `own`.

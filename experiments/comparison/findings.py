@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
+from darts_parallel.errors import Amounts
 from darts_parallel.report import markdown_table
 from experiments.comparison.quantiles import EXACT, percent, quantile
 from experiments.comparison.runs import (
@@ -32,7 +33,7 @@ HEADER = (
 )
 
 
-def medians(runs: Sequence[MethodRun], methods: Sequence[str]) -> dict[str, dict[str, float]]:
+def medians(runs: Sequence[MethodRun], methods: Sequence[str]) -> dict[str, Amounts]:
     """Return by method and problem the median gap over seeds to the best plan of all methods."""
     best = best_known(runs)
     groups = grouped(runs, "method")

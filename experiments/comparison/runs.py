@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from darts_parallel.errors import Amounts
 from experiments.comparison.quantiles import quantile
 
 ORACLE = "dynamic_programming"
@@ -58,7 +59,7 @@ def median_of(runs: Sequence[MethodRun], name: str) -> float:
     return quantile([float(getattr(run, name)) for run in runs], 50)
 
 
-def best_known(runs: Sequence[MethodRun]) -> dict[str, float]:
+def best_known(runs: Sequence[MethodRun]) -> Amounts:
     """Return the least seconds per iteration of each problem that any method found."""
     groups = grouped(runs, "problem").items()
     return {name: min(run.iteration_time_s for run in rows) for name, rows in groups}
