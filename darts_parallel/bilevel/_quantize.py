@@ -8,6 +8,7 @@ from torch import Tensor
 
 from darts_parallel.config import LOSSLESS
 from darts_parallel.cost import BLOCK as BLOCK
+from darts_parallel.cost import Tensors
 
 
 def round_blocks(
@@ -133,16 +134,16 @@ class GradientReducer:
         return delivered[0]
 
 
-def flatten_layer(gradients: dict[str, Tensor], names: Sequence[str]) -> Tensor:
+def flatten_layer(gradients: Tensors, names: Sequence[str]) -> Tensor:
     """Put per-group gradients of one layer side by side: each `(G, ...)`, together `(G, P)`."""
     return torch.cat([gradients[name].flatten(1) for name in names], dim=1)
 
 
 def unflatten_layer(
     vector: Tensor,
-    like: dict[str, Tensor],
+    like: Tensors,
     names: Sequence[str],
-) -> dict[str, Tensor]:
+) -> Tensors:
     """Invert `flatten_layer` for one vector of shape `(P,)`; shapes are those of `like`."""
     parts = torch.split(vector, [like[name].numel() for name in names])
     return {name: part.view_as(like[name]) for name, part in zip(names, parts, strict=True)}

@@ -26,6 +26,7 @@ from darts_parallel.bilevel.data import load_corpus
 from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.trials import NEXT_SEED, log_slowdown
 from darts_parallel.config import LOSSLESS, load_config, run_folder
+from darts_parallel.cost import Tensors
 from darts_parallel.errors import Amounts, Entries
 from darts_parallel.graph import (
     DeviceMeshSpec,
@@ -80,7 +81,7 @@ class RoundedBlock:
     def __call__(self, block: Block, state: Tensor) -> Tensor:
         """Run a block with its own weights operator by operator."""
         weights = dict(block.named_parameters())
-        known: dict[str, Tensor] = {}
+        known: Tensors = {}
         for op in self.graph.operators:
             given = [known[name] for name in op.inputs]
             if op.op == "output":
@@ -112,7 +113,7 @@ class RoundedBlock:
         return straight_through_sum(torch.stack(partials), bits, self.block_size)
 
 
-def _named_outputs(names: Sequence[str], made: Any) -> dict[str, Tensor]:
+def _named_outputs(names: Sequence[str], made: Any) -> Tensors:
     """Name the tensors that an operator made; parts of a tuple end with their number."""
     if isinstance(made, (tuple, list)):
         return {name: made[int(name.rpartition(".")[2])] for name in names}

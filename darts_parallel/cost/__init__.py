@@ -5,6 +5,7 @@ layers, C strategies, Y layouts (tp, dp, cp), K stages, Q stage kinds, P boundar
 plans in a batch. Seconds and bytes are float64.
 """
 
+from darts_parallel.cost.choices import Tensors as Tensors
 from darts_parallel.cost.choices import float_tensor as float_tensor
 from darts_parallel.cost.collectives import BLOCK as BLOCK
 from darts_parallel.cost.collectives import RingGroup as RingGroup

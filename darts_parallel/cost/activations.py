@@ -7,6 +7,7 @@ All bytes are of one micro-batch, of shape `(O, C)`.
 import torch
 from torch import Tensor
 
+from darts_parallel.cost.choices import Tensors
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.problem import COMMON, LayerSpec
 
@@ -61,7 +62,7 @@ def between_passes(
     return torch.maximum(activation, torch.minimum(needed, whole))
 
 
-def activation_bytes(stage: StageContext, layer: LayerSpec) -> dict[str, Tensor]:
+def activation_bytes(stage: StageContext, layer: LayerSpec) -> Tensors:
     """Return the bytes that a layer keeps for backward: `none`, `selective` and `full` recomputation.
 
     Recomputation leaves layers that are not blocks as they are.

@@ -11,6 +11,8 @@ from torch import Tensor
 from darts_parallel.config import RECOMPUTE, TrainingConfig
 from darts_parallel.plans import LayerStrategy
 
+Tensors = dict[str, Tensor]
+"""Tensors by name: seconds by cause, gradients by parameter."""
 READ = ("tp", "zero_stage", "tp_comm_bits", "grad_comm_bits", "ep", "etp")
 """Fields of `ChoiceTensors` that are fields of a strategy."""
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from darts_parallel.cost.choices import Tensors
 from darts_parallel.cost.own_terms import OwnTerms, PlanView
 from darts_parallel.cost.pipeline import PipelineModel, by_device
 from darts_parallel.cost.schedule_memory import schedule_memory
@@ -91,7 +92,7 @@ class CostTable:
     """Bytes that each device of the pipeline can give."""
     in_flight: Annotated[Tensor, "OK"]
     """Micro-batches whose activations stage k holds at once."""
-    causes: Annotated[dict[str, Tensor], "OQUC"]
+    causes: Annotated[Tensors, "OQUC"]
     """`forward + backward` and `sync` by cause, of the U distinct layers: whole tables of many layers
     would take as much memory as everything else."""
     distinct: Annotated[Tensor, "L"]
@@ -147,7 +148,7 @@ class CostTable:
         """Device of every stage, `(K,)`."""
         return torch.tensor(find(self.pipeline.schedule).devices(self.pp, self.num_stages))
 
-    def own_seconds(self, **by_plan: Tensor) -> dict[str, Tensor]:
+    def own_seconds(self, **by_plan: Tensor) -> Tensors:
         """Return the seconds of the user's own terms by name, `(B, K)` or `(B,)`.
 
         Args:
@@ -213,7 +214,7 @@ class CostTable:
         return self.forward + self.backward
 
     @cached_property
-    def terms(self) -> dict[str, Tensor]:
+    def terms(self) -> Tensors:
         """`forward + backward` and `sync` by cause, `(O, Q, L, C)`."""
         return {name: own.index_select(2, self.distinct) for name, own in self.causes.items()}
 

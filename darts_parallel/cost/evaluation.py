@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from darts_parallel.cost.choices import float_tensor
+from darts_parallel.cost.choices import Tensors, float_tensor
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.hard_plans import HardPlans, PricedPlan
 from darts_parallel.cost.layer_costs import CONTEXT, MESSAGES, TIME_TERMS
@@ -67,7 +67,7 @@ class TableReading:
     """Fits the memory, legal strategies and stages, `(B,)` bool."""
     between: tuple[Tensor, Tensor]
     """Results of `neighbour_seconds`."""
-    own: dict[str, Tensor]
+    own: Tensors
     """Seconds of the user's own terms, included above, `(B, K)` or `(B,)`."""
 
 
@@ -121,7 +121,7 @@ def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
     fits = (memory <= table.capacity * (1 + PLAN_MEMORY_TOLERANCE)).all(1)
     feasible = _legal(table, plans, places) & fits
     per_iteration = table.per_iteration.take(places.chosen).sum(1)
-    own_seconds: dict[str, Tensor] = {}
+    own_seconds: Tensors = {}
     if table.own is not None:
         own_seconds = _own_seconds(table, plans, places, stage_seconds, sync, memory)
     for seconds in own_seconds.values():
@@ -147,7 +147,7 @@ def _own_seconds(
     stage_seconds: Tensor,
     sync: Tensor,
     memory: Tensor,
-) -> dict[str, Tensor]:
+) -> Tensors:
     """Return the seconds of the user's own terms, `(B, K)` or `(B,)`."""
     parts = [table.terms[name].take(places.chosen_by_kind) for name in COMPUTE]
     compute = summed(torch.stack(parts).sum(0), places.stages, table.num_stages)

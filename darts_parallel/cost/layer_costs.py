@@ -14,6 +14,7 @@ from darts_parallel.cost.activations import (
     mlp_bytes,
     weight_gradient_bytes,
 )
+from darts_parallel.cost.choices import Tensors
 from darts_parallel.cost.collectives import all_reduce, wire_bytes
 from darts_parallel.cost.compute import (
     BACKWARD_FACTOR,
@@ -66,7 +67,7 @@ class LayerCosts:
     """Seconds of one micro-batch backward, recomputation included."""
     weight_gradient: Tensor
     """Seconds of the part of `backward` that only the optimizer waits for."""
-    terms: dict[str, Tensor]
+    terms: Tensors
     """`forward + backward` split by `TIME_TERMS`."""
     gradient_sync: Tensor
     """Seconds per iteration of gradient synchronisation that backward does not hide."""
@@ -167,7 +168,7 @@ def _stored_bytes(
     layer: LayerSpec,
     shards: Sequence[ShardGroup],
     added: Mapping[CostTerm, Contribution],
-) -> dict[str, Tensor]:
+) -> Tensors:
     """Return the bytes of a layer on one device by the fields of `LayerCosts`, each `(O, C)`."""
     choices = stage.choices
     zero = choices.zero_stage
@@ -274,7 +275,7 @@ def shard_groups(stage: StageContext, layer: LayerSpec, *, counts_table: bool) -
 
 def _micro_batch_seconds(
     stage: StageContext, layer: LayerSpec, added: Mapping[CostTerm, Contribution]
-) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, Tensor, Tensor, Tensors]:
     """Price kernels, recomputation and messages inside the layer.
 
     Returns:
@@ -422,7 +423,7 @@ def _key_seconds(stage: StageContext, layer: LayerSpec, core: Tensor) -> tuple[T
 
 def _activations(
     stage: StageContext, layer: LayerSpec, added: Mapping[CostTerm, Contribution]
-) -> dict[str, Tensor]:
+) -> Tensors:
     """Return the bytes that the layer keeps for backward, by recomputation."""
     factor = stage.device.activation_factor
     stored = activation_bytes(stage, layer)

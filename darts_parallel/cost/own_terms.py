@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config import load_function
+from darts_parallel.cost.choices import Tensors
 from darts_parallel.errors import ConfigError
 
 COMPUTE = ("compute", "recompute")
@@ -60,7 +61,7 @@ class PlanView:
         """Return some of the plans."""
         return self.changed({name: getattr(self, name)[index] for name in BY_PLAN})
 
-    def changed(self, by_plan: dict[str, Tensor]) -> "PlanView":
+    def changed(self, by_plan: Tensors) -> "PlanView":
         """Return the view with other values of fields whose first axis is B."""
         return replace(self, **by_plan)  # type: ignore[arg-type]
 
@@ -164,7 +165,7 @@ class OwnTerms:
         """Whether bounds without the terms hold."""
         return all(term.non_negative for term in self.terms)
 
-    def seconds(self, view: PlanView) -> dict[str, Tensor]:
+    def seconds(self, view: PlanView) -> Tensors:
         """Return each term's seconds by name, `(B, K)` or `(B,)`, in slices of the plans."""
         for term in self.terms:
             if not term.checked:
@@ -176,7 +177,7 @@ class OwnTerms:
         return {term.path: torch.cat([term(part) for part in parts]) for term in self.terms}
 
 
-def stage_part(own: dict[str, Tensor], like: Tensor) -> Tensor:
+def stage_part(own: Tensors, like: Tensor) -> Tensor:
     """Return the seconds that terms add to each micro-batch of every stage, shape of `like`."""
     parts = [added for added in own.values() if added.dim() == like.dim()]
     return sum(parts, torch.zeros_like(like))

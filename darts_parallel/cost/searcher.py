@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config import TrainingConfig
-from darts_parallel.cost.choices import element_bytes, float_tensor
+from darts_parallel.cost.choices import Tensors, element_bytes, float_tensor
 from darts_parallel.errors import Amounts, PlanError, UnsupportedError
 from darts_parallel.plans import Plan, divisors
 from darts_parallel.problem import Cluster, Model
@@ -96,7 +96,7 @@ class SearcherModel:
             beyond=beyond,
         )
 
-    def terms(self, dp: Tensor, tp: Tensor, pp: Tensor) -> dict[str, Tensor]:
+    def terms(self, dp: Tensor, tp: Tensor, pp: Tensor) -> Tensors:
         """Return the seconds per iteration by cause, of the shape of the degrees, real and at least 1.
 
         The model has two steps at whole degrees: `pp > 1`, and `dp` beyond a node. Between the

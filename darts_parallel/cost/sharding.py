@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from darts_parallel.cost.choices import Tensors
 from darts_parallel.cost.collectives import (
     RingGroup,
     all_reduce,
@@ -106,7 +107,7 @@ def sharding_seconds(
     parts: list[ShardGroup],
     forward: Tensor,
     backward: Tensor,
-) -> dict[str, Tensor]:
+) -> Tensors:
     """Return the exposed seconds of data-parallel communication: per micro-batch and per iteration.
 
     Context-parallel ranks hold the same weights, so they count as data-parallel ones here. ZeRO-0

@@ -17,7 +17,7 @@ from darts_parallel.cost._transitions import (
     stored_bytes,
     tied_seconds,
 )
-from darts_parallel.cost.choices import ChoiceTensors, element_bytes
+from darts_parallel.cost.choices import ChoiceTensors, Tensors, element_bytes
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
 from darts_parallel.cost.memory import capacities
@@ -271,7 +271,7 @@ def _price_layers(
 
 def _between_layers(
     space: OuterSpace, stages: list[StageContext], links: list[BoundaryTopology]
-) -> dict[str, Tensor]:
+) -> Tensors:
     """Return the table's layouts, and the seconds between neighbours in a stage and across links."""
     training = stages[0].training
     cluster = stages[0].cluster

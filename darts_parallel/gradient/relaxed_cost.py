@@ -18,6 +18,7 @@ from darts_parallel.cost import (
     CostTable,
     PassSeconds,
     PathMemory,
+    Tensors,
     kept_bytes,
     lengthened,
     lengthening,
@@ -136,7 +137,7 @@ class Surrogate:
     def _memory(
         self,
         weights: RelaxedPlans,
-        stage: dict[str, Tensor],
+        stage: Tensors,
         layers: Tensor,
         working: Tensor,
         sharpness: float | None,
@@ -153,11 +154,11 @@ class Surrogate:
     def _own_seconds(
         self,
         weights: RelaxedPlans,
-        stage: dict[str, Tensor],
+        stage: Tensors,
         seconds: Tensor,
         syncs: Tensor,
         memory: Tensor,
-    ) -> dict[str, Tensor]:
+    ) -> Tensors:
         """Return the seconds of the user's own terms, `(O, R, K)` or `(O, R)`."""
         table = self.table
         if table.own is None:
@@ -178,7 +179,7 @@ class Surrogate:
         own = table.own_seconds(num_micro_batches=counts, **flat)
         return {name: torch.unflatten(added, 0, size) for name, added in own.items()}
 
-    def _stage_costs(self, stages: Tensor, layers: Tensor) -> dict[str, Tensor]:
+    def _stage_costs(self, stages: Tensor, layers: Tensor) -> Tensors:
         """Return costs of all stages by name, `(O, R, K)`, from costs of layers `(O, R, L, .)`."""
         sums = stages.transpose(-1, -2) @ layers
         parts = torch.split(sums, self._widths, dim=-1)
@@ -190,7 +191,7 @@ class Surrogate:
         column = sum(self._widths[: self._names.index("activation")])
         return layers[..., column].unsqueeze(-1)
 
-    def _transfers(self, stage: dict[str, Tensor], fractions: Tensor | None) -> dict[str, Tensor]:
+    def _transfers(self, stage: Tensors, fractions: Tensor | None) -> Tensors:
         """Return the seconds by which transfers to host memory lengthen passes, `(O, R, K)` each."""
         host = self.table.host
         if fractions is None or host is None:
@@ -199,7 +200,7 @@ class Surrogate:
         forward, backward = lengthening(self.table, host, fractions, stage["transfer"], passes)
         return {"forward": forward, "backward": backward}
 
-    def _sync_seconds(self, stage: dict[str, Tensor], fractions: Tensor | None) -> Tensor:
+    def _sync_seconds(self, stage: Tensors, fractions: Tensor | None) -> Tensor:
         """Return seconds of gradient synchronisation and optimizer step, `(O, R, pp)`."""
         syncs = self.table.by_device(stage["sync"])
         if fractions is None:
@@ -249,7 +250,7 @@ class Surrogate:
         expected = (reached * later.unsqueeze(-2)).sum(-1)
         return expected.transpose(1, 2)
 
-    def _passes(self, stage: dict[str, Tensor], inside: Tensor, across: Tensor) -> PassSeconds:
+    def _passes(self, stage: Tensors, inside: Tensor, across: Tensor) -> PassSeconds:
         """Return the passes of O * R plans; resharding is half forward, half backward."""
         forward, backward, weight = (stage[name].flatten(0, 1) for name in PASSES)
         half = inside.flatten(0, 1) / 2
@@ -271,7 +272,7 @@ class Surrogate:
             awaited = total - ends.amax(1)
         return total.view(size), awaited.view(size)
 
-    def _kept_bytes(self, stage: dict[str, Tensor], fractions: Tensor | None) -> Tensor:
+    def _kept_bytes(self, stage: Tensors, fractions: Tensor | None) -> Tensor:
         """Return the bytes that add up over every device's layers, `(O, R, pp)`."""
         table = self.table
         in_flight = table.in_flight.unsqueeze(1)
@@ -284,7 +285,7 @@ class Surrogate:
         return table.by_device(kept) - away
 
 
-def _costs_by_kind(table: CostTable) -> dict[str, Tensor]:
+def _costs_by_kind(table: CostTable) -> Tensors:
     """Return the seconds that the surrogate of a table needs by kind of stage, `(O, Q, L, C)` each."""
     by_kind = {"time": table.time, "sync": table.sync}
     if table.own is not None:

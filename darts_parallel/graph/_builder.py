@@ -14,6 +14,7 @@ from torch.fx import Interpreter, Node
 from torch.fx.node import map_arg
 from torch.fx.operator_schemas import normalize_function
 
+from darts_parallel.cost import Tensors
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.graph.operators import (
     ATTENTION,
@@ -237,7 +238,7 @@ class GraphBuilder:
             reason = f"{place} draws random numbers, which would differ between ranks"
             raise self._refusal(reason, "a probability of 0, or noise as an input")
 
-    def _add(self, op: GraphOperator, tensors: dict[str, Tensor]) -> None:
+    def _add(self, op: GraphOperator, tensors: Tensors) -> None:
         """Append an operator with its values, and relays of them.
 
         A value with a gradient and several consumers gets a copy that may lie in another layout: so an
@@ -273,12 +274,12 @@ def _draws(op: GraphOperator) -> bool:
     return bool(trains) and share != 0.0
 
 
-def tensors_of_node(node: Node) -> dict[str, Tensor]:
+def tensors_of_node(node: Node) -> Tensors:
     """Return the tensors that a node makes by name."""
     return numbered(node, node.meta.get("val"))
 
 
-def numbered(node: Node, made: Any) -> dict[str, Tensor]:
+def numbered(node: Node, made: Any) -> Tensors:
     """Return results of a node by name; those of a tuple are numbered."""
     if isinstance(made, Tensor):
         return {node.name: made}

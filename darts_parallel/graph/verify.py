@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from darts_parallel.cost import Tensors
 from darts_parallel.errors import Amounts, DartsParallelError, Entries, UnsupportedError
 from darts_parallel.graph._choices import OperatorChoice
 from darts_parallel.graph._space import GraphSpace
@@ -312,7 +313,7 @@ def run_file(
     return FileRun(differences, dict(ran))
 
 
-def _numbered(tensors: Iterable[Tensor]) -> dict[str, Tensor]:
+def _numbered(tensors: Iterable[Tensor]) -> Tensors:
     return {f"input {k}": tensor for k, tensor in enumerate(tensors)}
 
 
@@ -371,7 +372,7 @@ def _of_outputs(
 
 def _of_gradients(
     parts: Entries,
-    tensors: dict[str, Tensor],
+    tensors: Tensors,
 ) -> Amounts:
     """Compare the gradients of weights and inputs; one that is missing is zero."""
     trained = [tensor.grad for tensor in tensors.values() if tensor.grad is not None]

@@ -17,6 +17,7 @@ from torch import Tensor
 from darts_parallel.config import OFFLOADS
 from darts_parallel.cost import (
     HardPlans,
+    Tensors,
     build_tables,
     evaluate,
     evaluate_batch,
@@ -121,7 +122,7 @@ class _Leaves:
     def __init__(self, *, offloads: bool) -> None:
         self.offloads = offloads
         """Whether the plan uses host memory."""
-        self.figures: dict[str, Tensor] = {}
+        self.figures: Tensors = {}
 
     def of(self, owner: Device | Link, name: str) -> Any:
         """Return a device or link whose figures are leaf tensors, shared by all of that name."""

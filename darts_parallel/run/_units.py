@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from darts_parallel.config import LOSSLESS, ModelConfig
-from darts_parallel.cost import BLOCK
+from darts_parallel.cost import BLOCK, Tensors
 from darts_parallel.errors import Entries
 from darts_parallel.plans import LayerStrategy
 from darts_parallel.run._experts import ExpertBank, expert_bank
@@ -224,7 +224,7 @@ class Replicated(Unit):
             mine = values.reshape(-1)[low - place.start : high - place.start]
             part[low - begin : high - begin] = mine
 
-    def _all_reduce(self, gradients: dict[str, Tensor]) -> None:
+    def _all_reduce(self, gradients: Tensors) -> None:
         if not self.groups:
             return
         flat = self._flat(gradients)
@@ -236,7 +236,7 @@ class Replicated(Unit):
         for name, gradient in gradients.items():
             gradient.copy_(flat[self._places[name]].view(gradient.shape))
 
-    def _flat(self, tensors: dict[str, Tensor]) -> Tensor:
+    def _flat(self, tensors: Tensors) -> Tensor:
         """Put what this rank holds of all parameters into one tensor, padding as 0."""
         flat = next(iter(tensors.values())).new_zeros(self._size)
         for name, tensor in tensors.items():

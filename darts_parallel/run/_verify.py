@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from darts_parallel.cost import (
     StateBytes,
+    Tensors,
     float_tensor,
     parameters_per_rank,
     state_bytes,
@@ -24,9 +25,6 @@ from darts_parallel.run._layouts import shard_ranks
 from darts_parallel.run._transformer import block_name, build_layer, parameter_names
 from darts_parallel.run._units import byte_size
 from darts_parallel.run.engine import Engine, global_batch, make_optimizer
-
-Gradients = dict[str, Tensor]
-"""Gradients by the name of their parameter."""
 
 
 @dataclass
@@ -80,7 +78,7 @@ class Reference:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def gradients(self) -> Gradients:
+    def gradients(self) -> Tensors:
         """Return gradients by the names that the plan's layers use; a tied table has two."""
         result = {}
         for name, layer in self.layers.items():
@@ -227,14 +225,14 @@ def _compare(engine: Engine, reference: Reference | None) -> Amounts:
     return dict(zip(shapes, errors.tolist(), strict=True))
 
 
-def _shapes_everywhere(wanted: Gradients) -> Shapes:
+def _shapes_everywhere(wanted: Tensors) -> Shapes:
     """Return the shapes of rank 0's gradients by name, on every rank; collective."""
     shapes = [{name: tuple(gradient.shape) for name, gradient in wanted.items()}]
     dist.broadcast_object_list(shapes, src=0)
     return shapes[0]
 
 
-def _typical_gradient(engine: Engine, wanted: Gradients, shapes: Shapes) -> float:
+def _typical_gradient(engine: Engine, wanted: Tensors, shapes: Shapes) -> float:
     """Return the root mean square of the model's gradients; collective."""
     total = 0.0
     for gradient in dict.fromkeys(wanted.values()):

@@ -23,7 +23,7 @@ import yaml
 from torch import Tensor
 
 from darts_parallel.config import config_dir, read_yaml
-from darts_parallel.cost import float_tensor
+from darts_parallel.cost import Tensors, float_tensor
 from darts_parallel.errors import ConfigError, Entries
 from darts_parallel.planner import BASE, LatentKey, correlation_bytes, latent_numbers
 from darts_parallel.plans import write_bytes, write_text
@@ -148,7 +148,7 @@ class Parameters:
         shared = torch.tensor(["framework" not in key[1] for key in self.keys])
         return torch.where(of_memory | shared, latent, 0.0)
 
-    def values(self, latent: Tensor, place: Place) -> dict[str, Tensor]:
+    def values(self, latent: Tensor, place: Place) -> Tensors:
         """Compute every quantity at a place, differentiable in `latent`; unknown names are left out."""
         return {q.name: self.value(latent, q, place) for q in self.quantities}
 
@@ -178,7 +178,7 @@ class Calibrated:
         """Means by key."""
         return dict(zip(self.keys, self.mean.tolist(), strict=True))
 
-    def at(self, place: Place) -> dict[str, Tensor]:
+    def at(self, place: Place) -> Tensors:
         """Compute every quantity at a place; what had no runs stays at what it is a deviation from."""
         values = {}
         for quantity in QUANTITIES:

@@ -12,6 +12,7 @@ from math import log
 import torch
 from torch import Tensor
 
+from darts_parallel.cost import Tensors
 from darts_parallel.errors import Amounts
 from experiments.calibration.calibrated import Parameters, Place
 from experiments.calibration.predict import predict
@@ -80,7 +81,7 @@ def residuals(cases: Sequence[MeasuredCase], parameters: Parameters, latent: Ten
     is applied after it.
     """
     rows = []
-    known: dict[Place, tuple[dict[str, Tensor], Tensor]] = {}
+    known: dict[Place, tuple[Tensors, Tensor]] = {}
     for i, case in enumerate(cases):
         place = Place.of_run(case.run)
         if place not in known:
@@ -109,7 +110,7 @@ def residuals(cases: Sequence[MeasuredCase], parameters: Parameters, latent: Ten
 
 def _values_and_slopes(
     parameters: Parameters, latent: Tensor, place: Place
-) -> tuple[dict[str, Tensor], Tensor]:
+) -> tuple[Tensors, Tensor]:
     """Compute values at a place as leaves of a graph, and d value / d latent, `(values, P)`."""
     start = latent.detach().requires_grad_()
     values = parameters.values(start, place)
