@@ -1,7 +1,7 @@
 """The interface of every rival of the literature: its best plan so far, and its answer."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,15 +9,13 @@ from torch import Tensor
 
 from darts_parallel.cost import (
     BatchCost,
-    CostTable,
     HardPlans,
     PricedPlan,
+    Tables,
     evaluate_batch,
     without_dominated,
 )
 from darts_parallel.exact import TableResult
-
-Tables = Sequence[CostTable]
 
 
 class Incumbent:
@@ -32,7 +30,7 @@ class Incumbent:
 
     def __init__(
         self,
-        tables: Sequence[CostTable],
+        tables: Tables,
         *,
         keep_all: bool = False,
     ) -> None:

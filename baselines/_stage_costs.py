@@ -1,13 +1,13 @@
 """Pipeline configurations as the published systems see them, and their splits into stages."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from baselines._planner import Incumbent
-from darts_parallel.cost import Array, CostTable, HardPlans, OuterCosts
+from darts_parallel.cost import Array, HardPlans, OuterCosts, Tables
 from darts_parallel.exact import StageSegments, lower_bound
 from darts_parallel.plans import LayerStrategy
 
@@ -77,7 +77,7 @@ def promising(incumbent: Incumbent) -> Iterator[OuterChoice]:
         yield outer
 
 
-def plain_tables(tables: Sequence[CostTable]) -> list[int]:
+def plain_tables(tables: Tables) -> list[int]:
     """Return numbers of the tables that these systems know: not interleaved, least context parallelism."""
     known = [number for number, table in enumerate(tables) if table.virtual_stages == 1]
     least = min((tables[number].cp for number in known), default=1)

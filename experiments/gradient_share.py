@@ -14,7 +14,7 @@ from math import inf, isfinite
 
 from baselines import PLANNERS
 from darts_parallel.config import SearchConfig, ranged, read_yaml, run_main
-from darts_parallel.cost import CostTable, build_tables, evaluate_batch
+from darts_parallel.cost import Tables, build_tables, evaluate_batch
 from darts_parallel.exact import find_layerwise_plan
 from darts_parallel.gradient import GradientSearch, search_tables
 from darts_parallel.problem import load_problem
@@ -87,9 +87,9 @@ class StageRow:
     polished: float = inf
 
 
-def problems(parts: Sequence[str]) -> dict[str, Callable[[], Sequence[CostTable]]]:
+def problems(parts: Sequence[str]) -> dict[str, Callable[[], Tables]]:
     """Return the tables' makers of all problems whose name contains one of `parts`, by name."""
-    found: dict[str, Callable[[], Sequence[CostTable]]] = {}
+    found: dict[str, Callable[[], Tables]] = {}
     for case in named(suite(), CLOSED):
         if case.problem.cluster.num_devices <= LARGEST:
             found[case.name] = case.tables
@@ -98,7 +98,7 @@ def problems(parts: Sequence[str]) -> dict[str, Callable[[], Sequence[CostTable]
     return {name: make for name, make in found.items() if any(p in name for p in parts or [""])}
 
 
-def _own_tables(words: list[str]) -> Sequence[CostTable]:
+def _own_tables(words: list[str]) -> Tables:
     return build_tables(load_problem(words))
 
 
@@ -132,18 +132,18 @@ def solve(task: tuple[str, int]) -> list[StageRow]:
     return rows
 
 
-def _of_rival(name: str, tables: Sequence[CostTable], seconds: float, seed: int) -> float:
+def _of_rival(name: str, tables: Tables, seconds: float, seed: int) -> float:
     """Return what a rival finds in so many seconds."""
     return PLANNERS[name](tables, deadline=time.monotonic() + seconds, seed=seed).cost
 
 
-def _polished(tables: Sequence[CostTable], config: SearchConfig, seed: int) -> float:
+def _polished(tables: Tables, config: SearchConfig, seed: int) -> float:
     """Return what polishing and random kicks find, without a step of descent."""
     found = search_tables(tables, SPACE, config, seed, loop=CONTROLS["no_descent"])
     return found.iteration_time_s if found else inf
 
 
-def _on_proxies(tables: Sequence[CostTable]) -> float:
+def _on_proxies(tables: Tables) -> float:
     """Return the least true seconds of plans that are optimal without the term, with longer messages."""
     seconds = [inf]
     for factor in PROXIES:

@@ -20,6 +20,7 @@ from darts_parallel.cost.compute import fused_attention_seconds as fused_attenti
 from darts_parallel.cost.compute import gemm_seconds as gemm_seconds
 from darts_parallel.cost.compute import stream_seconds as stream_seconds
 from darts_parallel.cost.cost_table import CostTable as CostTable
+from darts_parallel.cost.cost_table import Tables as Tables
 from darts_parallel.cost.evaluation import BatchCost as BatchCost
 from darts_parallel.cost.evaluation import CostBreakdown as CostBreakdown
 from darts_parallel.cost.evaluation import TableReading as TableReading

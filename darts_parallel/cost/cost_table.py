@@ -294,3 +294,7 @@ def _index_axis(
         if axis in own_axes:
             changed[item.name] = _index_axis(getattr(value, item.name), own_axes, axis, index)
     return replace(value, **changed)
+
+
+Tables = Sequence[CostTable]
+"""Tables of one job: each holds some of its pipeline configurations."""

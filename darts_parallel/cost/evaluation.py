@@ -1,6 +1,5 @@
 """The true cost of hard plans, one or thousands at a time, read from a cost table."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from darts_parallel.cost.choices import Tensors, float_tensor
-from darts_parallel.cost.cost_table import CostTable
+from darts_parallel.cost.cost_table import CostTable, Tables
 from darts_parallel.cost.hard_plans import HardPlans, PricedPlan
 from darts_parallel.cost.layer_costs import CONTEXT, MESSAGES, TIME_TERMS
 from darts_parallel.cost.own_terms import COMPUTE, lengthened, stage_part
@@ -443,7 +442,7 @@ def hard_plan(plan: Plan, problem: Problem) -> tuple[CostTable, HardPlans, Batch
     return table, hard, cost
 
 
-def _part_for(plan: Plan, tables: Sequence[CostTable]) -> CostTable | None:
+def _part_for(plan: Plan, tables: Tables) -> CostTable | None:
     """Return the part for one plan of the table that holds it; None where none does.
 
     Simulated plans name an order of passes, which a table of a space may leave open.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from darts_parallel.cost.cost_table import CostTable
+from darts_parallel.cost.cost_table import CostTable, Tables
 from darts_parallel.cost.host_memory import OffloadedPlans
 from darts_parallel.plans import Plan
 from darts_parallel.schedules import find
@@ -111,7 +111,7 @@ class PricedPlan:
         """Outer choice: number of the table, and number within it."""
         return self.table, int(self.plan.outer[0])
 
-    def to_plan(self, tables: Sequence[CostTable]) -> Plan:
+    def to_plan(self, tables: Tables) -> Plan:
         """Return the plan as stages and strategies; `table` is an index of `tables`."""
         return self.plan.to_plan(0, tables[self.table])
 

@@ -1,12 +1,11 @@
 """The plans that need the least memory."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from darts_parallel.cost.cost_table import CostTable
+from darts_parallel.cost.cost_table import CostTable, Tables
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
 from darts_parallel.cost.host_memory import without_offloadable_memory
 from darts_parallel.cost.pipeline import summed
@@ -16,7 +15,7 @@ BISECTIONS = 30
 """Halvings of the share of capacity that stages fill: to 1e-9 of it."""
 
 
-def lightest_plans(tables: Sequence[CostTable], space_kind: str) -> list[HardPlans]:
+def lightest_plans(tables: Tables, space_kind: str) -> list[HardPlans]:
     """Return for every outer choice a plan of nearly the smallest peak memory.
 
     Layer-wise, each layer takes its lightest strategy for its stage. Uniform, all layers share the

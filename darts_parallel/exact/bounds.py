@@ -5,7 +5,7 @@ bottleneck are then bounded apart, each by a dynamic programme over the stage bo
 whole: pricing the bottleneck itself would split them, and is loose (17 % at 16 stages).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import inf
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from darts_parallel.cost import (
     Array,
     CostTable,
     OuterCosts,
+    Tables,
     prefix_sums,
     without_offloadable_memory,
 )
@@ -97,7 +98,7 @@ def rising_bounds(
     return sorted(found)
 
 
-def least_bound(tables: Sequence[CostTable], space_kind: str) -> float:
+def least_bound(tables: Tables, space_kind: str) -> float:
     """Return seconds that no plan of any table undercuts; infinite without a table."""
     bounds = [float(outer_lower_bounds(table, space_kind).min()) for table in tables]
     return min(bounds, default=inf)

@@ -1,20 +1,20 @@
 """Enumeration of every plan of a small space: the reference for all exact planners."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import combinations, islice, product
 from math import comb, inf
 
 import torch
 from torch import Tensor
 
-from darts_parallel.cost import CostTable, HardPlans, PricedPlan, fastest
+from darts_parallel.cost import CostTable, HardPlans, PricedPlan, Tables, fastest
 from darts_parallel.exact.result import TableResult
 
 BATCH_SIZE = 1 << 14
 """Plans that are priced at once; bounds the memory of `evaluate_batch`."""
 
 
-def brute_force(tables: Sequence[CostTable], space_kind: str) -> TableResult:
+def brute_force(tables: Tables, space_kind: str) -> TableResult:
     """Return the cheapest feasible plan of all tables and outer choices.
 
     Args:
@@ -34,7 +34,7 @@ def brute_force(tables: Sequence[CostTable], space_kind: str) -> TableResult:
     return TableResult(best, least, True, count)
 
 
-def number_of_plans(tables: Sequence[CostTable], space_kind: str) -> int:
+def number_of_plans(tables: Tables, space_kind: str) -> int:
     """Count the plans of a space: splits times assignments of strategies."""
     total = 0
     for table in tables:

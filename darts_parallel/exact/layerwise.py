@@ -30,11 +30,10 @@ Search       over all outer choices by `OuterChoiceSolver`. A limit just above t
              every round the limit itself is a proven lower bound   -> `find_layerwise_plan`
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from darts_parallel.cost import COST_TOLERANCE, CostTable, PricedPlan
+from darts_parallel.cost import COST_TOLERANCE, PricedPlan, Tables
 from darts_parallel.exact.bounds import least_bound, outer_bound, quick_lower_bounds
 from darts_parallel.exact.outer_choice import FIRST_MARGIN, OuterChoiceSolver, growth
 from darts_parallel.exact.result import (
@@ -57,7 +56,7 @@ INTERLEAVED_ONLY = (
 
 
 def find_layerwise_plan(
-    tables: Sequence[CostTable],
+    tables: Tables,
     space_kind: str,
     incumbent: float = inf,
     deadline: float = inf,
@@ -100,7 +99,7 @@ def _without_proof(result: TableResult, floor: float) -> TableResult:
     return replace(result, lower_bound=lower_bound, proven=False, note=note)
 
 
-def _solvers(tables: Sequence[CostTable]) -> list[OuterChoiceSolver]:
+def _solvers(tables: Tables) -> list[OuterChoiceSolver]:
     """Return a solver for every outer choice of the tables that are not interleaved."""
     found = []
     for number, table in enumerate(tables):

@@ -1,12 +1,12 @@
 """Answers of planners: on the tables of a problem, and as a check of a plan that was found."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf, isfinite, nan
 from typing import Protocol
 
-from darts_parallel.cost import COST_TOLERANCE, GAIN_TOLERANCE, CostTable, PricedPlan
+from darts_parallel.cost import COST_TOLERANCE, GAIN_TOLERANCE, CostTable, PricedPlan, Tables
 from darts_parallel.errors import Entries
 from darts_parallel.plans import Plan
 
@@ -95,7 +95,7 @@ class TableResult:
 
     def verification(
         self,
-        tables: Sequence[CostTable],
+        tables: Tables,
         seconds: float,
         name: str = "",
         space: str = "",

@@ -8,7 +8,7 @@ The bound comes from the work of the devices (`outer_lower_bounds`). `packed_bou
 whole layers, while the work alone may be spread evenly.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import inf, isfinite
 from time import monotonic
@@ -21,6 +21,7 @@ from darts_parallel.cost import (
     Array,
     CostTable,
     OuterCosts,
+    Tables,
     kept_bytes,
     prefix_sums,
     without_offloadable_memory,
@@ -121,7 +122,7 @@ def in_any_order(table: CostTable) -> CostTable:
 
 
 def simulated_lower_bound(
-    tables: Sequence[CostTable],
+    tables: Tables,
     space_kind: str,
     *,
     known: float = inf,
@@ -152,7 +153,7 @@ def simulated_lower_bound(
 
 
 def find_simulated_plan(
-    tables: Sequence[CostTable],
+    tables: Tables,
     space_kind: str,
     closed_form: ClosedForm,
     price: Price,
@@ -184,7 +185,7 @@ def find_simulated_plan(
     return replace(answer, plan=plan, iteration_time_s=seconds)
 
 
-def _enumerated(tables: Sequence[CostTable], space_kind: str, deadline: float) -> TableResult:
+def _enumerated(tables: Tables, space_kind: str, deadline: float) -> TableResult:
     """Simulate every plan; this proves the best one unless the search may change the order of passes."""
     answer = brute_force(tables, space_kind)
     if not any(table.pipeline.free for table in tables):

@@ -26,6 +26,7 @@ from darts_parallel.cost import (
     Index,
     OuterCosts,
     PricedPlan,
+    Tables,
     evaluate_batch,
     even_uniform_plans,
     kept_bytes,
@@ -45,7 +46,7 @@ from darts_parallel.exact.result import (
 from darts_parallel.exact.segments import StageSegments, too_many_segments
 
 EVEN_ONLY = "optimal but for interleaved plans of uneven stages, which are bounded only"
-Levels = Sequence[Sequence[CostTable]]
+Levels = Sequence[Tables]
 """Tables of several levels of memory."""
 PlanRule = Callable[[PricedPlan], bool]
 """Whether a plan is accepted."""
@@ -54,7 +55,7 @@ MAX_ELEMENTS = 2_000_000
 
 
 def find_uniform_plan(
-    tables: Sequence[CostTable],
+    tables: Tables,
     incumbent: float = inf,
     deadline: float = inf,
     *,
@@ -157,7 +158,7 @@ class _Ranking:
 
 
 def _rank_interleaved(
-    tables: Sequence[CostTable],
+    tables: Tables,
     bounds: list[OuterBound],
     ranking: _Ranking,
     check: Check,
@@ -178,7 +179,7 @@ def _rank_interleaved(
 
 
 def _rank_simple(
-    tables: Sequence[CostTable],
+    tables: Tables,
     bound: "OuterBound | _Entry",
     ranking: _Ranking,
 ) -> None:
@@ -328,7 +329,7 @@ class _Search:
         heappush(self.queue, entry._replace(bound=float(bound), level=level))
 
 
-def _even_seconds(tables: Sequence[CostTable], count: int) -> float:
+def _even_seconds(tables: Tables, count: int) -> float:
     """Return the seconds of the `count`-th best plan of even stages; infinite where there are fewer."""
     seconds = [torch.full((count,), torch.inf, dtype=torch.float64)]
     for table in tables:

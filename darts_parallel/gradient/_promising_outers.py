@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from darts_parallel.cost import CostTable, PricedPlan, even_uniform_plans, table_reading
+from darts_parallel.cost import CostTable, PricedPlan, Tables, even_uniform_plans, table_reading
 from darts_parallel.gradient.screening import num_passes, work_seconds
 
 PASSES = 2**20
@@ -34,7 +34,7 @@ class _Ranked(NamedTuple):
     """Passes or weights."""
 
 
-def promising_outers(tables: Sequence[CostTable], passes: int = PASSES) -> Sequence[CostTable]:
+def promising_outers(tables: Tables, passes: int = PASSES) -> Tables:
     """Leave out unpromising configurations of simulated pipelines.
 
     Args:
@@ -62,7 +62,7 @@ def promising_outers(tables: Sequence[CostTable], passes: int = PASSES) -> Seque
 
 
 def relaxed_outers(
-    tables: Sequence[CostTable],
+    tables: Tables,
     known: Sequence[PricedPlan],
     restarts: int,
     possible: Sequence[Tensor],

@@ -35,7 +35,7 @@ What the gradient is worth stands in docs/explanation/gradient.md: it decides th
     helps the fitted one; after polishing, noise and frozen logits reach the same optimum.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from operator import index as whole_number
@@ -47,9 +47,9 @@ from torch import Tensor
 from darts_parallel.config import SearchConfig
 from darts_parallel.cost import (
     COST_TOLERANCE,
-    CostTable,
     HardPlans,
     PricedPlan,
+    Tables,
     build_tables,
     evaluate_batch,
     even_uniform_plans,
@@ -106,7 +106,6 @@ POLISH_SHARE = 0.5
 
 
 OnRecord = Callable[[StepRecord], None]
-Tables = Sequence[CostTable]
 
 
 def ignore(record: StepRecord) -> None:

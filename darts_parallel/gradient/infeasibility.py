@@ -1,6 +1,5 @@
 """The plans that need the least memory, and the error when none fits."""
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +12,7 @@ from darts_parallel.cost import (
     PLAN_MEMORY_TOLERANCE,
     CostTable,
     HardPlans,
+    Tables,
     build_tables,
     evaluate_batch,
     lightest_plans,
@@ -38,7 +38,7 @@ FREE: Entries = {
 """Settings of a space in which a user has pinned nothing."""
 
 
-def proven_infeasible(tables: Sequence[CostTable], space_kind: str) -> bool:
+def proven_infeasible(tables: Tables, space_kind: str) -> bool:
     """Return whether every pipeline configuration needs more memory than there is."""
     bounds = [outer_lower_bounds(table, space_kind) for table in tables]
     return all(bool(bound.isinf().all()) for bound in bounds)
@@ -74,7 +74,7 @@ class NoPlanFitsError(InfeasibleError):
         return InfeasibleError, (str(self),)  # other processes get the sentence without tables
 
 
-def _sentence(problem: Problem, tables: Sequence[CostTable], proven: bool = False) -> str:
+def _sentence(problem: Problem, tables: Tables, proven: bool = False) -> str:
     """Name the constraint that binds a problem without a plan, and the smallest changes that help."""
     kind = problem.config.space.kind
     cluster = problem.cluster
@@ -219,7 +219,7 @@ class _Lightest:
         return found
 
 
-def _lightest_of_all(tables: Sequence[CostTable], space_kind: str) -> _Lightest:
+def _lightest_of_all(tables: Tables, space_kind: str) -> _Lightest:
     found = []
     for table, plans in zip(tables, lightest_plans(tables, space_kind), strict=True):
         limit = table.capacity * (1 + PLAN_MEMORY_TOLERANCE)
@@ -231,6 +231,6 @@ def _lightest_of_all(tables: Sequence[CostTable], space_kind: str) -> _Lightest:
     return min(found, key=lambda own: own.excess)
 
 
-def any_fits(tables: Sequence[CostTable], space_kind: str) -> bool:
+def any_fits(tables: Tables, space_kind: str) -> bool:
     """Return whether the lightest plan of some pipeline configuration fits the memory."""
     return _lightest_of_all(tables, space_kind).excess <= 0

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from darts_parallel.cost import CostTable, HardPlans
+from darts_parallel.cost import CostTable, HardPlans, Tables
 from darts_parallel.gradient.restarts import KeptRestarts, RestartBatch
 
 SETTLE_FROM = 0.85
@@ -57,14 +57,14 @@ class Settled(NamedTuple):
     """How each of the R' begins."""
 
 
-def can_settle(tables: Sequence[CostTable], space_kind: str) -> bool:
+def can_settle(tables: Tables, space_kind: str) -> bool:
     """Return whether the best configurations alone may go on: polishing returns to the others."""
     plain = all(table.has_plain_stages and not table.pipeline.simulated for table in tables)
     return plain and space_kind == "layerwise"
 
 
 def settled(
-    groups: Sequence[RestartBatch], merits: Sequence[Tensor], tables: Sequence[CostTable]
+    groups: Sequence[RestartBatch], merits: Sequence[Tensor], tables: Tables
 ) -> list[Settled]:
     """Return the best roundings of the best configurations, by group.
 

@@ -1,11 +1,11 @@
 """The methods that prove their plans: enumeration of uniform plans, dynamic programming over the space."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from darts_parallel.cost import (
-    CostTable,
+    Tables,
     canonical,
     even_uniform_plans,
 )
@@ -116,7 +116,7 @@ def uniform_plans(session: Session) -> Iterator[NamedPlan]:
             yield own.time, own.to_plan(tables)
 
 
-def even_pool(tables: Sequence[CostTable], count: int) -> PlanPool:
+def even_pool(tables: Tables, count: int) -> PlanPool:
     """Return plans of one strategy on even stages; the best `count` configurations are cut again, too."""
     pool = PlanPool(list(tables), "uniform")
     for number, table in enumerate(tables):

@@ -1,13 +1,13 @@
 """One job on its way to a plan: what is asked, what methods have found so far, and what is reported."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from darts_parallel.config import LEAST_SECONDS, CostConfig, SearchConfig
 from darts_parallel.cost import (
-    CostTable,
+    Tables,
     build_tables,
     hard_plan,
     with_memory,
@@ -31,7 +31,7 @@ NamedPlan = tuple[float, Plan]
 class Asked:
     """A question: the best plan of some cost tables."""
 
-    tables: Sequence[CostTable]
+    tables: Tables
     """Without strategies that others dominate."""
     space_kind: str
     settings: SearchConfig
@@ -43,7 +43,7 @@ class Asked:
     """Answers of exact methods that were asked before the search, by share of memory left free."""
 
     @staticmethod
-    def of(problem: Problem, tables: Sequence[CostTable] | None = None) -> "Asked":
+    def of(problem: Problem, tables: Tables | None = None) -> "Asked":
         """Ask for a plan of a problem, over `tables` or else over the tables of its whole space."""
         config = problem.config
         if tables is None:

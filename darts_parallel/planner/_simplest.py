@@ -15,6 +15,7 @@ from darts_parallel.cost import (
     GAIN_TOLERANCE,
     CostTable,
     HardPlans,
+    Tables,
     evaluate_batch,
     even_uniform_plans,
     fastest,
@@ -135,7 +136,7 @@ def effort(plan: Plan, asked: Asked) -> tuple[int, int, int, int]:
     return -trainers, zero, len(strategies), len(sizes)
 
 
-def neighbours(plan: Plan, tables: Sequence[CostTable]) -> Iterator[NamedPlan]:
+def neighbours(plan: Plan, tables: Tables) -> Iterator[NamedPlan]:
     """Yield the fastest even plans of one strategy that differ in degrees alone, with their seconds."""
     degrees = set()
     if len(set(plan.layers)) == 1:

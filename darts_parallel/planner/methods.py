@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from darts_parallel.config import SearchConfig
-from darts_parallel.cost import GAIN_TOLERANCE, CostTable, without_dominated
+from darts_parallel.cost import GAIN_TOLERANCE, Tables, without_dominated
 from darts_parallel.errors import ConfigError
 from darts_parallel.exact import LATE, TOO_LARGE, Verification
 from darts_parallel.gradient import NoPlanFitsError, SearchResult
@@ -174,7 +174,7 @@ def _of_other_degrees(plan: Plan, ranked: Sequence[NamedPlan]) -> tuple[NamedPla
     return tuple(result)
 
 
-def solve(tables: Sequence[CostTable], space_kind: str, settings: SearchConfig) -> Session:
+def solve(tables: Tables, space_kind: str, settings: SearchConfig) -> Session:
     """Ask the methods of `search.method` about cost tables that the closed form prices.
 
     Args:

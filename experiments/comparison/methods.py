@@ -1,14 +1,14 @@
 """Solve one problem of `compare` by every method."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 
 from baselines import PLANNERS
 from darts_parallel.config import SearchConfig, load_config, one_of, ranged
-from darts_parallel.cost import CostTable
+from darts_parallel.cost import Tables
 from darts_parallel.exact import TableResult, find_layerwise_plan, find_uniform_plan
 from darts_parallel.gradient import search_tables
 from darts_parallel.planner import solve
@@ -57,7 +57,7 @@ class Contest:
     """Solve one problem by many methods, one after the other, and collect the rows."""
 
     problem: str
-    tables: Sequence[CostTable]
+    tables: Tables
     runs: list[MethodRun] = field(default_factory=list)
 
     def search(self, settings: SearchConfig, seed: int) -> None:

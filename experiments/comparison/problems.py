@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 
 from darts_parallel.config import read_yaml
-from darts_parallel.cost import CostTable, build_tables, evaluate_batch, lightest_plans
+from darts_parallel.cost import CostTable, Tables, build_tables, evaluate_batch, lightest_plans
 from darts_parallel.errors import ConfigError, Entries
 from darts_parallel.problem import Problem, load_problem
 from experiments.data import DATA
@@ -53,7 +53,7 @@ def tight(problem: Problem) -> Problem:
     return problem.with_devices(lambda device: replace(device, memory=memory + device.reserved))
 
 
-def uneven(tables: Sequence[CostTable], seed: int) -> tuple[CostTable, ...]:
+def uneven(tables: Tables, seed: int) -> tuple[CostTable, ...]:
     """Multiply every layer's seconds by a factor in [0.5, 2], its bytes by one in [0.7, 1.4]."""
     rng = torch.Generator().manual_seed(seed)
     shape = (tables[0].num_layers, 1)
