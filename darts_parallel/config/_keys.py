@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import Field, fields, is_dataclass
 from typing import Any, get_args, get_origin
 
-from darts_parallel.config.old_keys import OLD_KEYS
 from darts_parallel.errors import closest
 
 ENTRIES: dict[Any, str] = {list: "[]", dict: ".*"}
@@ -83,9 +82,6 @@ def closest_key(key: str, schema: Any) -> str:
     known = list(walk(key, schema))[: len(parts) - 1]
     place = ".".join(parts[: len(known)])
     every = all_keys(schema)
-    for old in OLD_KEYS:
-        if old.new_name is not None and old.key == key:
-            return f"{place}.{old.new_name}"
     meant = [
         k for k in every if parts[-1] in (_name(k), _name(k).removeprefix("num_"), _initials(k))
     ]

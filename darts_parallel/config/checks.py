@@ -196,12 +196,9 @@ def require_printable_texts(key: str, value: Any) -> None:
     if isinstance(value, str):
         require_printable(key, value)
     elif isinstance(value, dict):
-        for name, inner in value.items():
+        for name in value:
             require_printable(f"a key of {key}", str(name))
-            require_printable_texts(f"{key}.{name}", inner)
-    elif isinstance(value, (list, tuple)):
-        for index, inner in enumerate(value):
-            require_printable_texts(f"{key}[{index}]", inner)
-    elif is_dataclass(value):
-        for entry in fields(value):
-            require_printable_texts(f"{key}.{entry.name}".lstrip("."), getattr(value, entry.name))
+    inner = vars(value) if is_dataclass(value) else value
+    if isinstance(inner, (dict, list, tuple)):
+        for place, own in _entries(key, inner):
+            require_printable_texts(place.lstrip("."), own)

@@ -10,10 +10,10 @@ from darts_parallel.config import (
     FOLDER,
     given_values,
     load_config,
+    one_of,
     parse,
+    ranged,
     require,
-    require_member,
-    require_within,
     run_folder,
     run_subcommand,
 )
@@ -72,20 +72,14 @@ class GraphRequest:
     inputs: list[Any] = field(default_factory=list)
     mesh: list[int] = field(default_factory=list)
     """Empty: the GPUs of a node."""
-    memory: float | None = None
+    memory: float | None = ranged(None, 1e-6, 1e6)
     """GiB of a rank."""
-    ends: str = "replicated"
+    ends: str = one_of("replicated", ENDS)
     verify: bool | None = None
     """Run the plan; null: modules of up to 100 million parameters."""
     descent: bool = True
     seed: int = 0
-    time_limit: float = 60.0
-
-    def __post_init__(self) -> None:
-        require_member("ends", self.ends, ENDS)
-        require_within("time_limit", self.time_limit, 1e-6, 1e6)
-        if self.memory is not None:
-            require_within("memory", self.memory, 1e-6, 1e6)
+    time_limit: float = ranged(60.0, 1e-6, 1e6)
 
 
 def run_request(arguments: Sequence[str]) -> list[str]:
