@@ -13,6 +13,8 @@ from darts_parallel.plans import LayerStrategy
 
 Tensors = dict[str, Tensor]
 """Tensors by name: seconds by cause, gradients by parameter."""
+BothPasses = tuple[Tensor, Tensor]
+"""Seconds forward and backward."""
 READ = ("tp", "zero_stage", "tp_comm_bits", "grad_comm_bits", "ep", "etp")
 """Fields of `ChoiceTensors` that are fields of a strategy."""
 

@@ -15,6 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from darts_parallel.cost.choices import BothPasses
 from darts_parallel.cost.compute import exposed
 from darts_parallel.cost.cost_table import CostTable, HostMemory
 from darts_parallel.cost.pipeline import summed
@@ -48,8 +49,8 @@ def lengthening(
     host: HostMemory,
     fractions: Tensor,
     transfer: Tensor,
-    passes: tuple[Tensor, Tensor],
-) -> tuple[Tensor, Tensor]:
+    passes: BothPasses,
+) -> BothPasses:
     """Return the seconds by which transfers lengthen forward and backward, `(..., K)` each.
 
     Args:
@@ -118,7 +119,7 @@ class OffloadedPlans:
         return self._by_stage(self.host.transfer)
 
     @cached_property
-    def passes(self) -> tuple[Tensor, Tensor]:
+    def passes(self) -> BothPasses:
         """Seconds of every stage's layers forward and backward, `(B, K)` each."""
         return self._by_stage(self.table.forward), self._by_stage(self.table.backward)
 
@@ -147,7 +148,7 @@ class OffloadedPlans:
         working = self.working + sent.gather(1, self.device) * self.activation
         return kept_bytes(static, self.in_flight, 1.0 - sent) + self._largest(working)
 
-    def lengthening(self, fractions: Tensor) -> tuple[Tensor, Tensor]:
+    def lengthening(self, fractions: Tensor) -> BothPasses:
         """Return the seconds by which transfers lengthen forward and backward, `(B, K)` each."""
         return lengthening(self.table, self.host, fractions, self.transfer, self.passes)
 

@@ -14,7 +14,7 @@ from darts_parallel.cost.activations import (
     mlp_bytes,
     weight_gradient_bytes,
 )
-from darts_parallel.cost.choices import Tensors
+from darts_parallel.cost.choices import BothPasses, Tensors
 from darts_parallel.cost.collectives import all_reduce, wire_bytes
 from darts_parallel.cost.compute import (
     BACKWARD_FACTOR,
@@ -346,7 +346,7 @@ def _messages(
     layer: LayerSpec,
     added: Mapping[CostTerm, Contribution],
     attention: Tensor,
-    compute: tuple[Tensor, Tensor],
+    compute: BothPasses,
 ) -> list[_Message]:
     """Return the messages of context parallelism and of the layer's terms.
 
@@ -362,9 +362,7 @@ def _messages(
     return messages
 
 
-def _tensor_parallel_seconds(
-    stage: StageContext, layer: LayerSpec, repeated: Tensor
-) -> tuple[Tensor, Tensor]:
+def _tensor_parallel_seconds(stage: StageContext, layer: LayerSpec, repeated: Tensor) -> BothPasses:
     """Return the exposed seconds of tensor-parallel collectives in forward and backward, `(O, C)`.
 
     Args:
@@ -401,7 +399,7 @@ def _hidden_reduced(stage: StageContext, layer: LayerSpec, width: Tensor) -> Ten
     return all_reduce(size, stage.tensor_ring) + start
 
 
-def _key_seconds(stage: StageContext, layer: LayerSpec, core: Tensor) -> tuple[Tensor, Tensor]:
+def _key_seconds(stage: StageContext, layer: LayerSpec, core: Tensor) -> BothPasses:
     """Return the seconds by which fetching keys and values lengthens attention forward and backward.
 
     With context parallelism every rank needs all keys and values of the sequence for its own

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config import load_function
-from darts_parallel.cost.choices import Tensors
+from darts_parallel.cost.choices import BothPasses, Tensors
 from darts_parallel.errors import ConfigError
 
 COMPUTE = ("compute", "recompute")
@@ -183,7 +183,7 @@ def stage_part(own: Tensors, like: Tensor) -> Tensor:
     return sum(parts, torch.zeros_like(like))
 
 
-def lengthened(forward: Tensor, backward: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+def lengthened(forward: Tensor, backward: Tensor, added: Tensor) -> BothPasses:
     """Return passes that are longer by `added` together, in proportion to their seconds, `(B, K)`."""
     factor = 1.0 + added / (forward + backward).clamp(min=LEAST_SECONDS)
     return forward * factor, backward * factor

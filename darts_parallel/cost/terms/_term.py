@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from darts_parallel.cost.choices import float_tensor
+from darts_parallel.cost.choices import BothPasses, float_tensor
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.sharding import ShardGroup
@@ -77,8 +77,8 @@ class CostTerm:
         return Contribution()
 
     def message_seconds(
-        self, stage: StageContext, layer: LayerSpec, compute: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor]:
+        self, stage: StageContext, layer: LayerSpec, compute: BothPasses
+    ) -> BothPasses:
         """Return the seconds by which messages lengthen forward and backward, each `(O, C)`.
 
         Args:

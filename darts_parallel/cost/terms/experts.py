@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from darts_parallel.cost.choices import float_tensor
+from darts_parallel.cost.choices import BothPasses, float_tensor
 from darts_parallel.cost.collectives import RingGroup, all_to_all, reduce_scatter
 from darts_parallel.cost.compute import (
     BACKWARD_FACTOR,
@@ -110,8 +110,8 @@ class ExpertTerm(CostTerm):
         return replace(timed, kept=kept, dropped=dropped, working=BUFFERS * inputs)
 
     def message_seconds(
-        self, stage: StageContext, layer: LayerSpec, compute: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor]:
+        self, stage: StageContext, layer: LayerSpec, compute: BothPasses
+    ) -> BothPasses:
         """Return the seconds by which dispatch, combine and launches lengthen forward and backward."""
         forward, backward = _exposed_exchange(stage, layer, compute)
         if stage.measured is not None:  # measured times hold the launches already
@@ -141,9 +141,7 @@ def _experts(layer: LayerSpec) -> Experts:
     return layer.experts
 
 
-def _exposed_exchange(
-    stage: StageContext, layer: LayerSpec, compute: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
+def _exposed_exchange(stage: StageContext, layer: LayerSpec, compute: BothPasses) -> BothPasses:
     """Return the seconds by which the exchange lengthens forward and backward, each `(O, C)`.
 
     Next to the exchange runs, as the job says, the other micro-batch's pass (1F1B with merged

@@ -5,6 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from darts_parallel.cost.choices import BothPasses
 from darts_parallel.cost.compute import ATTENTION_HALF_SIZE, BACKWARD_FACTOR, stream_seconds
 from darts_parallel.cost.sharding import context_gather
 from darts_parallel.cost.stage_context import StageContext
@@ -39,8 +40,8 @@ class ScanTerm(CostTerm):
         return Contribution(forward=forward, backward=BACKWARD_FACTOR * forward + again)
 
     def message_seconds(
-        self, stage: StageContext, layer: LayerSpec, compute: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor]:
+        self, stage: StageContext, layer: LayerSpec, compute: BothPasses
+    ) -> BothPasses:
         """Return the seconds of an all-to-all before and after the scan (Megatron-LM), each `(O, C)`."""
         choices = stage.choices
         if choices.cp == 1 or layer.scan is None:
@@ -50,7 +51,7 @@ class ScanTerm(CostTerm):
         return seconds, seconds
 
 
-def scan_seconds(stage: StageContext, layer: LayerSpec) -> tuple[Tensor, Tensor]:
+def scan_seconds(stage: StageContext, layer: LayerSpec) -> BothPasses:
     """Return the seconds of a scan forward, and of the part that backward repeats, each `(O, C)`.
 
     Chunks multiply on matrix units like fused attention of equally narrow heads. The scan of
