@@ -12,6 +12,7 @@ from darts_parallel.graph._states import (
     ALL_REDUCE,
     ALL_TO_ALL,
     REPLICATED,
+    Ranks,
     State,
     axis_moves,
     collective,
@@ -34,7 +35,7 @@ class Step:
 class DeviceMeshSpec:
     """Ranks of a mesh and the links below them; the last axis is innermost."""
 
-    ranks: tuple[int, ...]
+    ranks: Ranks
     cluster: Cluster
 
     @property

@@ -23,6 +23,8 @@ from darts_parallel.errors import InfeasibleError
 from darts_parallel.graph._space import Fan, GraphSpace
 from darts_parallel.graph.operators import PARAMETER, RELAY
 
+Assignment = tuple[int, ...]
+"""Number of the choice of every group."""
 GIB = 2.0**30
 TIE = 1e-8
 """Seconds added to collectives and split parameters, so that the simplest of equal plans is chosen."""
@@ -40,7 +42,7 @@ OPTIMAL, INFEASIBLE = 0, 2
 class ProgrammeAnswer:
     """Optima of the linear and the integer programme."""
 
-    assignment: tuple[int, ...]
+    assignment: Assignment
     seconds: float
     """Seconds of a step of the assignment."""
     lp_seconds: float
@@ -216,7 +218,7 @@ class GraphProgramme:
         """First and last variable of every group's choices."""
         return list(pairwise([*self.first, self.whole]))
 
-    def rounded(self, values: np.ndarray) -> tuple[int, ...]:
+    def rounded(self, values: np.ndarray) -> Assignment:
         """Return the likeliest choice of every group."""
         return tuple(int(values[first:end].argmax()) for first, end in self.spans)
 

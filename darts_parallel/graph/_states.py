@@ -14,6 +14,8 @@ REPLICATED, VARYING, SLICED, PARTIAL = "R", "R*", "R*S", "P"
 State = tuple[str, ...]
 """A state on every axis of the mesh."""
 Shape = tuple[int, ...]
+Ranks = tuple[int, ...]
+"""Ranks on every axis of the mesh."""
 ALL_REDUCE, ALL_GATHER = "all_reduce", "all_gather"
 REDUCE_SCATTER, ALL_TO_ALL = "reduce_scatter", "all_to_all"
 
@@ -61,7 +63,7 @@ def collective(source: str, target: str) -> str | None:
 def local_shape(
     shape: Shape,
     state: State,
-    ranks: tuple[int, ...],
+    ranks: Ranks,
 ) -> Shape:
     """Return the shape of a rank's part of a tensor."""
     sizes = list(shape)
@@ -71,7 +73,7 @@ def local_shape(
     return tuple(sizes)
 
 
-def local_share(state: State, ranks: tuple[int, ...]) -> float:
+def local_share(state: State, ranks: Ranks) -> float:
     """Return the share of a tensor that a rank keeps for backward."""
     parts = 1
     for one, count in zip(state, ranks, strict=True):
@@ -83,7 +85,7 @@ def local_share(state: State, ranks: tuple[int, ...]) -> float:
 def divides(
     shape: Shape,
     state: State,
-    ranks: tuple[int, ...],
+    ranks: Ranks,
 ) -> bool:
     """Return whether the axes that split a dimension divide it evenly, all of them together.
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from darts_parallel.graph._programme import GraphProgramme
+from darts_parallel.graph._programme import Assignment, GraphProgramme
 from darts_parallel.graph._space import Fan, GraphSpace
 
 STEPS = 2000
@@ -34,7 +34,7 @@ POLISHED = 4
 class DescentAnswer:
     """The best plan of a descent."""
 
-    assignment: tuple[int, ...]
+    assignment: Assignment
     rounded_seconds: float
     """Seconds of a step of the best rounded plan, before coordinate descent."""
     seconds: float
@@ -54,7 +54,7 @@ def descend(space: GraphSpace, seed: int = 0) -> DescentAnswer:
         """Return bytes above the memory, then seconds: smaller is better."""
         return space.excess_bytes(plan), space.total_seconds(plan)
 
-    rounded: dict[tuple[int, ...], None] = {}
+    rounded: dict[Assignment, None] = {}
     for balance in BALANCES:
         rounded |= dict.fromkeys(_rounded(programme, balance, rng))
     likely = sorted(rounded, key=merit)
@@ -109,7 +109,7 @@ def _rounded(
     programme: GraphProgramme,
     balance: float,
     rng: np.random.Generator,
-) -> Iterator[tuple[int, ...]]:
+) -> Iterator[Assignment]:
     """Yield the likeliest choices of one descent, and those of its mean since the last ones."""
     descent = PairDescent(programme, balance, rng)
     costs = programme.tied_costs()

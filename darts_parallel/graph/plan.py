@@ -13,9 +13,9 @@ from darts_parallel.config import require_member
 from darts_parallel.errors import ConfigError, Entries
 from darts_parallel.graph._choices import OperatorChoice
 from darts_parallel.graph._mesh import DeviceMeshSpec, Step
-from darts_parallel.graph._programme import GIB, GraphProgramme, ProgrammeAnswer
+from darts_parallel.graph._programme import GIB, Assignment, GraphProgramme, ProgrammeAnswer
 from darts_parallel.graph._space import GraphSpace
-from darts_parallel.graph._states import SLICED, State, forward_state, gradient_state
+from darts_parallel.graph._states import SLICED, Ranks, State, forward_state, gradient_state
 from darts_parallel.graph.capture import capture_module
 from darts_parallel.graph.descent import DescentAnswer, descend
 from darts_parallel.graph.operators import PARAMETER, GraphOperator, ModuleGraph
@@ -61,7 +61,7 @@ class GraphPlan:
     """Choices for a space."""
 
     space: GraphSpace
-    assignment: tuple[int, ...]
+    assignment: Assignment
 
     def choice(self, op: GraphOperator) -> OperatorChoice:
         """Return the choice of an operator."""
@@ -151,7 +151,7 @@ class PlannedGraph:
         return self.plan.space.graph
 
 
-def make_mesh(cluster: Cluster, ranks: tuple[int, ...] | None = None) -> DeviceMeshSpec:
+def make_mesh(cluster: Cluster, ranks: Ranks | None = None) -> DeviceMeshSpec:
     """Return a mesh on a cluster: the GPUs of a node unless `ranks` says otherwise.
 
     Errors:

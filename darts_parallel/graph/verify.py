@@ -21,6 +21,7 @@ from darts_parallel.cost import Tensors
 from darts_parallel.errors import Amounts, DartsParallelError, Entries, UnsupportedError
 from darts_parallel.graph._choices import OperatorChoice
 from darts_parallel.graph._space import GraphSpace
+from darts_parallel.graph._states import Ranks
 from darts_parallel.graph.capture import capture_module, load_module, make_inputs
 from darts_parallel.graph.execute import plan_script
 from darts_parallel.graph.operators import ModuleGraph
@@ -272,7 +273,7 @@ def _drawn(
 def run_file(
     make: Callable[[], Made],
     text: str,
-    ranks: tuple[int, ...],
+    ranks: Ranks,
 ) -> FileRun:
     """Run the file of a plan and the whole module in this process of a group, and compare them."""
     from torch.distributed.device_mesh import init_device_mesh
