@@ -6,19 +6,15 @@ over measured layer times; `solve` is its algorithm on the project's own tables.
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from baselines._planner import Incumbent, on_tables
-from darts_parallel.cost import CostTable, HardPlans, unit_starts
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+from darts_parallel.cost import Array, CostTable, HardPlans, Index, unit_starts
 
 TICK = 1e-15
 """Seconds of a tick: stage times are whole ticks, so that equal stages tie exactly, as in the program."""
 
 
-def first_partition(num_layers: int, stages: int) -> Integers:
+def first_partition(num_layers: int, stages: int) -> Index:
     """Return even stages, `(stages,)`; the remainder goes to the last stage, then to the first in order."""
     counts = np.full(stages, num_layers // stages, dtype=np.int64)
     counts[np.arange(num_layers % stages) - 1] += 1
@@ -26,10 +22,10 @@ def first_partition(num_layers: int, stages: int) -> Integers:
 
 
 def minmax_partition(
-    ticks: Integers,
-    stage_type: Integers,
-    comm: Integers,
-) -> tuple[Integers, Integers]:
+    ticks: Index,
+    stage_type: Index,
+    comm: Index,
+) -> tuple[Index, Index]:
     """Return the partition where FASOP's heuristic ends, and the one whose stage times it goes on with.
 
     From even stages, one layer moves from the slowest stage to the fastest (the first of each) until the
@@ -94,10 +90,10 @@ def minmax_partition(
 
 
 def _move(
-    counts: Integers,
-    source: Integers,
-    target: Integers,
-) -> Integers:
+    counts: Index,
+    source: Index,
+    target: Index,
+) -> Index:
     """Move one layer between stages, row by row; nothing where both are the same."""
     rows = np.arange(len(counts))
     result = counts.copy()
@@ -106,12 +102,12 @@ def _move(
     return result
 
 
-def _ticks(seconds: Floats) -> Integers:
+def _ticks(seconds: Array) -> Index:
     """Return whole ticks of seconds."""
     return np.rint(seconds / TICK).astype(np.int64)
 
 
-def middle_comm(p2p: Floats) -> Integers:
+def middle_comm(p2p: Array) -> Index:
     """Return ticks of receiving that FASOP's heuristic adds to stages neither first nor last, `(B, pp)`.
 
     Args:

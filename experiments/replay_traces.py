@@ -20,17 +20,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from darts_parallel.config import run_main
-from darts_parallel.cost import Graph, compiled, pass_ends
+from darts_parallel.cost import Array, Graph, compiled, pass_ends
 from darts_parallel.errors import ConfigError
 from darts_parallel.report import markdown_table
 from darts_parallel.schedules import Operation, find
 from experiments.data import DATA
 from experiments.study import Study, StudyOptions, report_text, run_study
 
-Floats = NDArray[np.float64]
 SHIPPED = DATA / "traces"
 COLUMNS = ("step", "dp_rank", "stage", "optype", "mb_id", "start_ts", "duration")
 FORWARD = "forward-compute"
@@ -157,7 +155,7 @@ def predicted_seconds(step: RecordedStep) -> float:
     return _after_passes(step, pipeline_ends(graph, forward, backward))
 
 
-def pipeline_ends(graph: Graph, forward: Floats, backward: Floats) -> Floats:
+def pipeline_ends(graph: Graph, forward: Array, backward: Array) -> Array:
     """Return seconds until every device has ended its last pass, shape `(dp, pp)`.
 
     Args:
@@ -171,7 +169,7 @@ def pipeline_ends(graph: Graph, forward: Floats, backward: Floats) -> Floats:
     return ends[graph.last].T
 
 
-def _by_place(step: RecordedStep, kind: str) -> Floats:
+def _by_place(step: RecordedStep, kind: str) -> Array:
     """Return seconds of the passes of a kind, `(dp, pp, m)`."""
     entries = step.entries[kind]
     last = np.max([entry[:3] for entry in entries], axis=0)
@@ -200,7 +198,7 @@ def _schedule(step: RecordedStep, pp: int, count: int) -> str:
     raise step.refused(f"passes in the order of {' or '.join(KNOWN)}", KNOWN[0])
 
 
-def _after_passes(step: RecordedStep, ends: Floats) -> float:
+def _after_passes(step: RecordedStep, ends: Array) -> float:
     """Return seconds until the optimizer has ended everywhere.
 
     Tied embeddings are summed by the first and the last stage of a rank, gradients by all ranks of a

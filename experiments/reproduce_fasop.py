@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from baselines.fasop import TICK, Floats, Integers, middle_comm, minmax_partition
+from baselines.fasop import TICK, middle_comm, minmax_partition
 from darts_parallel.config import read_yaml, run_main
+from darts_parallel.cost import Array, Index
 from darts_parallel.errors import ConfigError, Entries, InfeasibleError
 from darts_parallel.plans import divisors
 from darts_parallel.problem import Profiles, read_profiles
@@ -156,7 +157,7 @@ class FasopCase:
     gpus_per_node: int
     profiles: Profiles
 
-    def ticks(self, tp: int, micro_batch_size: int) -> Integers:
+    def ticks(self, tp: int, micro_batch_size: int) -> Index:
         """Return prefix sums of the layers' forward and backward ticks by node type, `(types, L + 1)`."""
         model = self.job.model
         layers = self.job.num_blocks + 2
@@ -178,7 +179,7 @@ class FasopCase:
         return np.pad(np.stack(rows), ((0, 0), (1, 0)))
 
     @cached_property
-    def has_vocabulary(self) -> Integers:
+    def has_vocabulary(self) -> Index:
         """Return 1 for every layer with a vocabulary matrix, else 0, `(L,)`."""
         result = np.zeros(self.job.num_blocks + 2, dtype=np.int64)
         result[[0, len(result) // 2 if self.job.encoder_decoder else -1]] = 1
@@ -219,8 +220,8 @@ class Strategies:
         self,
         case: FasopCase,
         degrees: FasopDegrees,
-        placements: Integers,
-        ticks: Integers,
+        placements: Index,
+        ticks: Index,
     ) -> None:
         self.case = case
         self.degrees = degrees
@@ -236,14 +237,14 @@ class Strategies:
         self.stage_type = np.stack(spans, axis=1)
         self.p2p = self._p2p()
 
-    def _link(self, here: Integers, there: Integers) -> Floats:
+    def _link(self, here: Index, there: Index) -> Array:
         """Return bit/s between pairs of nodes `(...)`, `(B, ...)`."""
         types = self.case.types
         inter = np.array([node.inter_bandwidth for node in types])[self.placements]
         intra = np.array([node.intra_bandwidth for node in types])[self.placements]
         return np.where(here == there, intra[:, here], np.minimum(inter[:, here], inter[:, there]))
 
-    def _p2p(self) -> Floats:
+    def _p2p(self) -> Array:
         """Return seconds of sending activations over every boundary, `(B, pp - 1)`; not divided by tp."""
         case = self.case
         stage = self.tp * self.dp
@@ -255,7 +256,7 @@ class Strategies:
         bits = self.size * case.job.seq_len * case.job.hidden_size * BITS
         return (bits / bandwidth).max(2)
 
-    def sync_seconds(self, counts: Integers, *, shared: bool = True) -> Floats:
+    def sync_seconds(self, counts: Index, *, shared: bool = True) -> Array:
         """Return seconds of the all-reduce of gradients and tied embedding of every stage, `(B, pp)`.
 
         With `shared` the groups of a node share its bandwidth, as in the program. It takes the parameters
@@ -290,7 +291,7 @@ class Strategies:
         sharing = min(dp, per_node) if shared else 1
         return ring + matrix * BITS * sharing / bandwidth / tp
 
-    def memory_bytes(self, counts: Integers) -> Floats:
+    def memory_bytes(self, counts: Index) -> Array:
         """Return peak bytes of a GPU of every stage, FASOP's margin included, `(B, pp)`."""
         tp = self.tp
         job = self.case.job
@@ -310,7 +311,7 @@ class Strategies:
         end = counts.cumsum(1)
         return MEMORY_MARGIN * (prefix[end] - prefix[end - counts])
 
-    def pipeline_ends(self, counts: Integers) -> Floats:
+    def pipeline_ends(self, counts: Index) -> Array:
         """Return when every stage has ended its micro-batches, seconds `(B, pp)`."""
         end = counts.cumsum(1)
         before = self.ticks[self.stage_type, end - counts]
@@ -322,7 +323,7 @@ class Strategies:
         send_back = self.p2p[:, -1]
         return stage_ends(seconds.T, send, send_back, count).T
 
-    def plans(self, counts: Integers, timed: Integers | None = None) -> list[FasopPlan]:
+    def plans(self, counts: Index, timed: Index | None = None) -> list[FasopPlan]:
         """Return partitions `(B, pp)` as plans; `timed` is what stages are timed by, if not `counts`."""
         ends = self.pipeline_ends(counts if timed is None else timed)
         memory = np.array([node.memory for node in self.case.types])[self.stage_type]
@@ -345,7 +346,7 @@ class Strategies:
             return self.plans(self._encoder_decoder())
         return self.plans(*minmax_partition(self.ticks, self.stage_type, middle_comm(self.p2p)))
 
-    def _encoder_decoder(self) -> Integers:
+    def _encoder_decoder(self) -> Index:
         """Return the best split of the stages between encoder and decoder, by the end of the pipeline alone.
 
         Both halves are partitioned with the costs and boundaries of the encoder, and timed with their own.
@@ -353,7 +354,7 @@ class Strategies:
         half = self.ticks.shape[1] // 2
         stages = self.pp
 
-        def part(kinds: Integers) -> Integers:
+        def part(kinds: Index) -> Index:
             comm = middle_comm(self.p2p[:, : kinds.shape[1] - 1])
             return minmax_partition(self.ticks[:, : half + 1], kinds, comm)[0]
 
@@ -386,11 +387,11 @@ class Strategies:
 
 
 def stage_ends(
-    seconds: Floats,
-    send: Floats,
-    send_back: Floats,
+    seconds: Array,
+    send: Array,
+    send_back: Array,
     count: int,
-) -> Floats:
+) -> Array:
     """Return when every stage has ended its last backward pass under FASOP's 1F1B, seconds `(pp, B)`.
 
     Forward is a third of a stage's seconds. Stage i warms up with `min(pp - i - 1, m)` forwards. A send ends
@@ -407,24 +408,24 @@ def stage_ends(
     warm = [min(last - i, count) for i in range(last + 1)]
 
     @cache
-    def forward(i: int, j: int) -> Floats:
+    def forward(i: int, j: int) -> Array:
         free = returned(i, j - warm[i] - 1) if j > warm[i] else sent(i, j - 1)
         return np.maximum(sent(i - 1, j), free) + seconds[i] / 3
 
     @cache
-    def sent(i: int, j: int) -> Floats:
+    def sent(i: int, j: int) -> Array:
         if i < 0 or j < 0:
             return start
         peer = forward(i + 1, j - 1) if 1 <= j < min(warm[i], warm[i + 1]) else start
         return np.maximum(forward(i, j), peer) + (0.0 if i else send)
 
     @cache
-    def backward(i: int, j: int) -> Floats:
+    def backward(i: int, j: int) -> Array:
         free = forward(i, j + warm[i]) if j < count - warm[i] else returned(i, j - 1)
         return np.maximum(free, returned(i + 1, j)) + 2 * seconds[i] / 3
 
     @cache
-    def returned(i: int, j: int) -> Floats:
+    def returned(i: int, j: int) -> Array:
         if i > last or j < 0:
             return start
         if i == 0:

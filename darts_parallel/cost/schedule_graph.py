@@ -9,12 +9,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from darts_parallel.cost.stage_costs import Index
 from darts_parallel.errors import PlanError
 from darts_parallel.schedules import find
-
-Indices = NDArray[np.int64]
 
 FORWARD, BACKWARD, WEIGHT, WHOLE, NOTHING = range(5)
 """Kinds of pass. `BACKWARD` is the gradient of the input alone, where the schedule splits the
@@ -40,9 +38,9 @@ class Level(NamedTuple):
     """Passes that are equally many hops from the start."""
 
     passes: slice
-    previous: Indices
+    previous: Index
     """The pass before each one on its device; N: none."""
-    source: Indices
+    source: Index
     """The pass that gives each one its input; N: none."""
 
 
@@ -51,19 +49,19 @@ class Graph:
     """A schedule as arrays; its N passes are sorted by their distance from the start in hops."""
 
     num_micro_batches: int
-    operations: Indices
+    operations: Index
     """Kind (index in `Schedule.kinds`), stage and micro-batch of every pass, `(N, 3)`."""
     bounds: tuple[int, ...]
     """First pass of every level, and N."""
-    previous: Indices
+    previous: Index
     """The pass before on the same device, `(N,)`; N: none."""
-    source: Indices
+    source: Index
     """The pass that gives the input, `(N,)`; N: none."""
-    duration: Indices
+    duration: Index
     """Row of `PassSeconds.rows`, `(N,)`."""
-    message: Indices
+    message: Index
     """Row of the message that brings the input, `(N,)`."""
-    last: Indices
+    last: Index
     """Last pass of every device, `(pp,)`."""
 
     def __len__(self) -> int:
@@ -132,7 +130,7 @@ def _orders(
     pp: int,
     num_micro_batches: int,
     chunks: int,
-) -> Indices:
+) -> Index:
     """Return kind, stage and micro-batch of the passes of every device in order, `(pp, N / pp, 3)`."""
     known = find(schedule)
     number = {kind: index for index, kind in enumerate(known.kinds)}
@@ -147,7 +145,7 @@ def _orders(
     return np.array(rows)
 
 
-def _waits(orders: Indices, stages: int) -> tuple[Indices, Indices]:
+def _waits(orders: Index, stages: int) -> tuple[Index, Index]:
     """Return the pass before each one on its device, and the one that gives its input; N: none."""
     listed = orders.reshape(-1, 3)
     kind, stage, batch = listed.T
@@ -163,12 +161,12 @@ def _waits(orders: Indices, stages: int) -> tuple[Indices, Indices]:
 
 
 def _sources(
-    kind: Indices,
-    stage: Indices,
-    batch: Indices,
+    kind: Index,
+    stage: Index,
+    batch: Index,
     stages: int,
     count: int,
-) -> Indices:
+) -> Index:
     """Return the code of the pass that gives the input of each one; the largest code: none."""
     turns = (kind == BACKWARD) & (stage == stages - 1)  # follow the forward pass of their stage
     neighbour = np.where(kind == FORWARD, stage - 1, stage + 1)
@@ -180,20 +178,20 @@ def _sources(
     return np.where(nothing, 3 * stages * count, codes)
 
 
-def _durations(kind: Indices, stage: Indices, stages: int) -> Indices:
+def _durations(kind: Index, stage: Index, stages: int) -> Index:
     """Return the row of the seconds of each pass."""
-    rows: Indices = np.where(kind == WHOLE, 4 * stages + stage, kind * stages + stage)
+    rows: Index = np.where(kind == WHOLE, 4 * stages + stage, kind * stages + stage)
     return np.where(kind == NOTHING, zero_row(stages), rows)
 
 
-def _messages(kind: Indices, stage: Indices, stages: int) -> Indices:
+def _messages(kind: Index, stage: Index, stages: int) -> Index:
     """Return the row of the message that each pass waits for."""
     boundary = np.where(kind == FORWARD, stage - 1, stage)
     none = (kind == WEIGHT) | (boundary < 0) | (boundary == stages - 1)
     return np.where(none, zero_row(stages), 3 * stages + boundary)
 
 
-def _counted_hops(source: Indices, pp: int) -> Indices:
+def _counted_hops(source: Index, pp: int) -> Index:
     """Return the passes on the longest path to each pass, `(N,)`; passes are listed device by device."""
     total = len(source)
     length = total // pp

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from darts_parallel.cost.pipeline import PipelineModel
@@ -27,14 +26,11 @@ from darts_parallel.cost.schedule_graph import (
     NOTHING,
     ROWS_PER_STAGE,
     Graph,
-    Indices,
     compiled,
     zero_row,
 )
-from darts_parallel.cost.stage_costs import Bools
+from darts_parallel.cost.stage_costs import Array, Bools, Index
 from darts_parallel.schedules import Operation, find
-
-Floats = NDArray[np.float64]
 
 MAX_NUMBERS = 2**22
 """Numbers that one pass over a batch holds at a time."""
@@ -187,9 +183,9 @@ def timeline(
 class PassTimes(NamedTuple):
     """Seconds from the start of the iteration, of the N passes of a graph and B plans."""
 
-    end: Floats
+    end: Array
     """Shape `(N + 1, B)`; the last row is zero."""
-    start: Floats
+    start: Array
     """Shape `(N, B)`."""
 
 
@@ -199,12 +195,12 @@ def _ends(rows: Tensor, graph: Graph) -> Tensor:
     return _Longest.apply(rows, graph, run)  # type: ignore[no-untyped-call]
 
 
-def _run(graph: Graph, rows: Floats) -> PassTimes:
+def _run(graph: Graph, rows: Array) -> PassTimes:
     """Return the times of all passes from the rows of `PassSeconds`."""
     return pass_ends(graph, rows[graph.duration], rows[graph.message])
 
 
-def pass_ends(graph: Graph, duration: Floats, message: Floats) -> PassTimes:
+def pass_ends(graph: Graph, duration: Array, message: Array) -> PassTimes:
     """Return the times of all passes if each has seconds of its own.
 
     Args:
@@ -265,7 +261,7 @@ class _Longest(torch.autograd.Function):
 class _Paths(NamedTuple):
     """E longest paths, from their ends back to the start, of at most H passes."""
 
-    passes: Indices
+    passes: Index
     """Shape `(H, E)`; N before the start of a path."""
     by_message: Bools
     """Whether each pass waited for its message, not for the pass before, `(H, E)`."""
@@ -274,8 +270,8 @@ class _Paths(NamedTuple):
 def _critical_paths(
     graph: Graph,
     run: PassTimes,
-    last: Indices,
-    plan: Indices,
+    last: Index,
+    plan: Index,
 ) -> _Paths:
     """Return the longest paths to some passes.
 

@@ -11,13 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from darts_parallel.config import SPACES
-from darts_parallel.cost import SOLVER_MEMORY_TOLERANCE
-
-Array = NDArray[np.float64]
-Indices = NDArray[np.int64]
+from darts_parallel.cost import SOLVER_MEMORY_TOLERANCE, Array, Bools, Index
 
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = range(3)
 """Kinds of passes."""
@@ -65,15 +61,15 @@ class Figures(NamedTuple):
     working: Array
     reshard: Array
     p2p: Array
-    legal: NDArray[np.bool_]
+    legal: Bools
     """Whether a kind of stage runs a strategy, `(Q, C)`."""
-    layout: Indices
-    fused_to_previous: NDArray[np.bool_]
+    layout: Index
+    fused_to_previous: Bools
     capacity: Array
-    stage_kind: Indices
-    boundary_kind: Indices
-    stage_device: Indices
-    sources: Indices
+    stage_kind: Index
+    boundary_kind: Index
+    stage_device: Index
+    sources: Index
     """Symbol of the pass that gives the input of every symbol; -1: none, `(3 S,)`."""
     batches: int
     blocking: bool
@@ -502,13 +498,13 @@ class Written(NamedTuple):
 
     end: Array
     """Ends of the passes, `(3 S, m)`."""
-    ran: Indices
+    ran: Index
     """Passes of every symbol, `(3 S,)`."""
     free: Array
     """Seconds at which a device has ended its last pass, `(P,)`."""
     held: Array
     """Bytes that it holds, `(P,)`."""
-    last: Indices
+    last: Index
     """Kind of its last pass that is no weight gradient, `(P,)`."""
     later: Array
     """Bytes that a forward pass leaves free for later stages of its device, `(S,)`."""

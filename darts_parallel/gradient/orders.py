@@ -21,12 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from darts_parallel.config import SPACES, SearchConfig
-from darts_parallel.cost import GAIN_TOLERANCE, CostTable, HardPlans, PricedPlan
+from darts_parallel.cost import GAIN_TOLERANCE, CostTable, HardPlans, Index, PricedPlan
 from darts_parallel.exact import unknown_costs
 from darts_parallel.gradient.pool import PlanPool
 from darts_parallel.schedules import NAMES, Operation, Schedule, find, order_code
 
-Indices = NDArray[np.int64]
 State = NDArray[np.uint64]
 LETTERS = "FIW"
 """Letters of the kinds of passes, in the order of the kernel's codes."""
@@ -51,13 +50,13 @@ class Order:
     """A pass order, the stages of its plan, and the seconds of an iteration."""
 
     problem: "OrderProblem"
-    words: Indices
+    words: Index
     """Symbols of the passes of every device, `(P, N)` (`_order_kernel`)."""
-    lengths: Indices
+    lengths: Index
     """Passes of every device, `(P,)`."""
-    first: Indices
+    first: Index
     """First layer of every stage, and L, `(S + 1,)`."""
-    choices: Indices
+    choices: Index
     """Strategies of layers, `(L,)`."""
     split: bool
     """Backward passes are in two parts."""
@@ -148,7 +147,7 @@ class OrderProblem:
         return stages, self.kernel.price(figures, order.first, order.choices, stages)
 
     def order(
-        self, passes: Sequence[Sequence[Operation]], first: Indices, choices: Indices, split: bool
+        self, passes: Sequence[Sequence[Operation]], first: Index, choices: Index, split: bool
     ) -> Order:
         """Encode each device's passes as integers, micro-batches in order within (stage, kind)."""
         kinds_of = SPLIT if split else WHOLE
@@ -174,7 +173,7 @@ class OrderProblem:
             found += self._rule_orders(name, first, choices)
         return fastest(found)
 
-    def _rule_orders(self, name: str, first: Indices, choices: Indices) -> list[Order]:
+    def _rule_orders(self, name: str, first: Index, choices: Index) -> list[Order]:
         """Return a rule's order, as it is and with split backward passes, each made to fit."""
         rule = find(name)
         if not self._applies(rule):
@@ -237,7 +236,7 @@ class OrderProblem:
                 return device
         return None
 
-    def heuristic(self, first: Indices, choices: Indices) -> list[Order]:
+    def heuristic(self, first: Index, choices: Index) -> list[Order]:
         """Return the orders of `_order_kernel.dispatch` under all its policies that can run."""
         none = np.zeros((0, 0), dtype=np.int64)
         unordered = Order(self, none, none, first, choices, True)

@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from darts_parallel.cost import GAIN_TOLERANCE, CostTable, HardPlans, evaluate_batch
+from darts_parallel.cost import GAIN_TOLERANCE, CostTable, HardPlans, Index, evaluate_batch
 from darts_parallel.exact import ChosenStages, DeadlineError
 from darts_parallel.gradient.rounding import with_moved_boundaries
 from darts_parallel.gradient.screening import MoveEvaluator
@@ -150,7 +149,7 @@ def _per_stage(table: CostTable, plan: HardPlans) -> Tensor:
     return _replace(table, plan, masks)
 
 
-def _runs(table: CostTable, plan: HardPlans) -> NDArray[np.int64]:
+def _runs(table: CostTable, plan: HardPlans) -> Index:
     """Return every run of layers inside a stage: its first layer and the one after its last, `(N, 2)`.
 
     Where there are too many, only single layers, pairs, and runs at either end of a stage.

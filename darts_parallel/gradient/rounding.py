@@ -16,9 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from darts_parallel.cost import (
+    Array,
     BatchCost,
+    Bools,
     CostTable,
     HardPlans,
+    Index,
     compared_costs,
     evaluate_batch,
     kept_bytes,
@@ -26,8 +29,6 @@ from darts_parallel.cost import (
     unit_starts,
 )
 
-Array = NDArray[np.float64]
-Index = NDArray[np.int64]
 PRICE_RANGE = 12.0
 """Largest logarithm of the price of a device's whole memory, in its seconds; the least is minus it."""
 BISECTIONS = 11
@@ -375,7 +376,7 @@ class _Exchanges:
         priced = seconds + prices[self.device, None] * self.kept
         self.choices = priced.argmin(-1)
 
-    def _same_layout(self, rows: Index) -> NDArray[np.bool_]:
+    def _same_layout(self, rows: Index) -> Bools:
         """Return strategies of the layout that each of some layers has, `(n, C)`."""
         present = self.layout[self.choices[rows], None]
         return np.asarray(present == self.layout)

@@ -8,14 +8,11 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from darts_parallel.cost import Array, Index
 from darts_parallel.errors import ConfigError, read_text
 from darts_parallel.planner.sequence_packing import Wave
 from darts_parallel.problem import Problem
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 DRAWS = 32
 """Steps that are drawn."""
@@ -25,7 +22,7 @@ MOST_COUNT = 1e15
 """Largest count of a length: sums of counts stay exact."""
 
 
-def read_lengths(path: str, longest: int) -> tuple[Integers, Floats]:
+def read_lengths(path: str, longest: int) -> tuple[Index, Array]:
     """Return the lengths, rising, of a CSV file with the columns `length` and `count`, and their shares.
 
     Errors:
@@ -59,7 +56,7 @@ def read_lengths(path: str, longest: int) -> tuple[Integers, Floats]:
     return lengths, sums / sums.sum()
 
 
-def weights_between(values: Floats | Integers, marks: Floats | Integers) -> Floats:
+def weights_between(values: Array | Index, marks: Array | Index) -> Array:
     """Return the weights of M marks that interpolate at values, extrapolating outside, `(values, M)`."""
     weights = np.zeros((len(values), len(marks)))
     if len(marks) == 1:
@@ -75,15 +72,15 @@ def weights_between(values: Floats | Integers, marks: Floats | Integers) -> Floa
 class Load(NamedTuple):
     """Groups of ranks in all micro-batches of D draws: M groups in W micro-batches."""
 
-    ranks: Integers
+    ranks: Index
     """Context-parallel degree of every group, `(M,)`."""
-    tokens: Floats
+    tokens: Array
     """Tokens of a rank, `(M,)`."""
-    mix: Floats
+    mix: Array
     """Shares of the tokens by priced lengths, `(M, G)`."""
-    waves: Integers
+    waves: Index
     """First group of every micro-batch, `(W,)`."""
-    counts: Integers
+    counts: Index
     """Micro-batches of every draw, `(D,)`."""
 
 
@@ -91,13 +88,13 @@ class Load(NamedTuple):
 class Draws:
     """Sequences of `DRAWS` steps, of which G lengths are priced and mix to the others."""
 
-    lengths: Integers
+    lengths: Index
     """Lengths of the histogram, rising."""
-    picks: Integers
+    picks: Index
     """Number of the length of every drawn sequence, `(DRAWS, batch)`."""
-    grid: Integers
+    grid: Index
     """The priced lengths, `(G,)`."""
-    hat: Floats
+    hat: Array
     """Weights of the priced lengths in every length, `(lengths, G)`."""
     known: dict[tuple[Hashable, int], Load] = field(default_factory=dict)
     """Loads by the packing and the number of draws."""
@@ -120,7 +117,7 @@ class Draws:
         return Draws(lengths, picks, grid, weights_between(lengths, grid))
 
     @cached_property
-    def tokens(self) -> Floats:
+    def tokens(self) -> Array:
         """Tokens of every step by priced length, `(DRAWS, G)`."""
         tokens = self.hat * self.lengths[:, None]
         return tokens[self.picks].sum(1)
@@ -131,7 +128,7 @@ class Draws:
         return int(self.lengths[-1])
 
     @property
-    def longest(self) -> Integers:
+    def longest(self) -> Index:
         """Number of the longest length of every step, `(DRAWS,)`."""
         return self.picks.max(1)
 

@@ -22,8 +22,10 @@ from torch import Tensor
 
 from darts_parallel.cost import (
     PLAN_MEMORY_TOLERANCE,
+    Array,
     CostTable,
     HardPlans,
+    Index,
     build_tables,
     compiled,
     evaluate_batch,
@@ -31,7 +33,7 @@ from darts_parallel.cost import (
     pass_ends,
     pass_seconds,
 )
-from darts_parallel.planner._length_draws import Draws, Floats, Integers, Load, weights_between
+from darts_parallel.planner._length_draws import Draws, Load, weights_between
 from darts_parallel.plans import LayerStrategy, OuterSpace, Plan, divisors
 from darts_parallel.problem import Problem
 
@@ -46,7 +48,7 @@ class _Costs(NamedTuple):
 
     seconds: Tensor
     """Seconds of passes forward and backward, and of the rest of an iteration, `(K * P, 2 * stages + 1)`."""
-    memory: Floats
+    memory: Array
     """Bytes, `(P, K, stages)`."""
 
 
@@ -65,7 +67,7 @@ class SharedStrategies:
     """Context-parallel degrees that the space allows with each of them."""
 
     @property
-    def knots(self) -> Floats:
+    def knots(self) -> Array:
         """Priced tokens of a micro-batch on all ranks together, rising, `(K,)`."""
         shares = self.space.pp * np.array(SHARES[::-1], dtype=np.float64)
         return self.most / shares
@@ -115,11 +117,11 @@ class PlanPrices:
     plans: HardPlans
     """The even uniform ones, then the given ones."""
     given: Sequence[Plan]
-    limit: Floats
+    limit: Array
     """Bytes of a device, `(stages,)`."""
     known: dict[tuple[int, int], _Costs] = field(default_factory=dict)
     """Costs by context-parallel degree and length."""
-    stacked: dict[int, Floats] = field(default_factory=dict)
+    stacked: dict[int, Array] = field(default_factory=dict)
     """Seconds by context-parallel degree."""
 
     @staticmethod
@@ -132,7 +134,7 @@ class PlanPrices:
         limit = capacity * (1.0 + PLAN_MEMORY_TOLERANCE)
         return PlanPrices(strategies, plans, given, limit)
 
-    def at(self, cp: int) -> Floats:
+    def at(self, cp: int) -> Array:
         """Return the seconds at a context-parallel degree and G lengths, `(P, K * G, 2 * stages + 1)`.
 
         The columns are the forward and backward passes of every stage, then the seconds once an iteration.
@@ -171,14 +173,14 @@ class PlanPrices:
         return _Costs(seconds, memory.numpy())
 
     @cached_property
-    def work(self) -> Floats:
+    def work(self) -> Array:
         """Seconds forward and backward without messages, `(P, K, G, stages)`."""
         passes = self.at(1)[:, :, :-1]
         shape = (len(passes), KNOTS, -1, 2, len(self.limit))
         return passes.reshape(shape).sum(3)
 
     @cached_property
-    def longest_alone(self) -> Floats:
+    def longest_alone(self) -> Array:
         """Seconds of every draw's longest sequence on all ranks, through all stages, `(P, D)`."""
         draws = self.strategies.draws
         tokens = draws.lengths[draws.longest]
@@ -222,7 +224,7 @@ class PlansAtLengths:
         """Data-parallel times context-parallel ranks of the first layer."""
         return self.plans[0].ranks
 
-    def memory(self, cp: int, tokens: float) -> Floats:
+    def memory(self, cp: int, tokens: float) -> Array:
         """Return the bytes of every stage, `(V, stages)`.
 
         Args:
@@ -233,7 +235,7 @@ class PlansAtLengths:
         weights = self._by_knot(tokens)
         return np.tensordot(known[self.numbers], weights, (1, 0))
 
-    def _by_knot(self, tokens: float) -> Floats:
+    def _by_knot(self, tokens: float) -> Array:
         """Return the weights of the knots at some tokens of a rank, `(K,)`."""
         every = np.array([tokens * self.ranks])
         weights = weights_between(every, self.prices.strategies.knots)
@@ -245,7 +247,7 @@ class PlansAtLengths:
         fitting: list[bool] = np.all(needed <= self.prices.limit, 1).tolist()
         return fitting
 
-    def least_seconds(self, tokens: float) -> Floats:
+    def least_seconds(self, tokens: float) -> Array:
         """Return seconds of every draw that no packing on these ranks beats, `(V, D)`.
 
         The ranks share all work evenly, in the fullest micro-batches and without messages of
@@ -338,7 +340,7 @@ class PlanAtLengths:
         *,
         waits: bool,
         limit: float = inf,
-    ) -> Floats:
+    ) -> Array:
         """Return the seconds of every draw, `(D,)`.
 
         Args:
@@ -360,7 +362,7 @@ class PlanAtLengths:
         path = path_seconds(by_wave, load.counts)
         return path + once
 
-    def _once(self, load: Load, by_group: Floats) -> Floats:
+    def _once(self, load: Load, by_group: Array) -> Array:
         """Return the seconds of gradients and optimizer, of the mean group of every draw, `(D,)`."""
         once = by_group[:, -1]
         first = np.cumsum(load.counts) - load.counts
@@ -369,7 +371,7 @@ class PlanAtLengths:
         total = np.add.reduceat(once, starts)
         return total / groups
 
-    def _by_group(self, load: Load) -> Floats:
+    def _by_group(self, load: Load) -> Array:
         """Return the seconds of every group, with columns as those of `PlanPrices.at`.
 
         Between the degrees that divide the ranks they are interpolated: a ring sends `cp - 1` parts.
@@ -391,7 +393,7 @@ class PlanAtLengths:
         return result
 
 
-def least_path(passes: Floats, counts: Integers) -> Floats:
+def least_path(passes: Array, counts: Index) -> Array:
     """Return the seconds that 1F1B needs at least, exact for one stage; see `path_seconds`.
 
     A stage does all its work after the first pass has come to it. The last pass leaves from it.
@@ -406,7 +408,7 @@ def least_path(passes: Floats, counts: Integers) -> Floats:
     return least.max((1, 2))
 
 
-def path_seconds(passes: Floats, counts: Integers) -> Floats:
+def path_seconds(passes: Array, counts: Index) -> Array:
     """Return the seconds of 1F1B on the slowest rank of every draw, `(D,)`.
 
     Args:

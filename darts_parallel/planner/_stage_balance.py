@@ -8,9 +8,15 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from darts_parallel.cost import COST_TOLERANCE, GAIN_TOLERANCE, BatchCost, evaluate_batch, hard_plan
+from darts_parallel.cost import (
+    COST_TOLERANCE,
+    GAIN_TOLERANCE,
+    Array,
+    BatchCost,
+    evaluate_batch,
+    hard_plan,
+)
 from darts_parallel.exact import ChosenStages, DeadlineError
 from darts_parallel.planner._session import Asked
 from darts_parallel.plans import Plan
@@ -72,7 +78,7 @@ def _movable(plan: Plan, asked: Asked) -> bool:
     return asked.space_kind != "stagewise" or len(set(plan.layers)) == 1
 
 
-def _unevenness(seconds: NDArray[np.float64], slowest: float) -> NDArray[np.float64]:
+def _unevenness(seconds: Array, slowest: float) -> Array:
     """Return the terms of the program's sum: squared seconds, and with far more weight the seconds."""
     share = seconds / slowest
     return share * share + SUM_WEIGHT * share

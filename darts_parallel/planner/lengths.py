@@ -25,9 +25,9 @@ from typing import NamedTuple
 import numpy as np
 
 from darts_parallel.config import DYNAMIC, PACKED, PADDED
-from darts_parallel.cost import PipelineModel
+from darts_parallel.cost import Array, PipelineModel
 from darts_parallel.errors import ConfigError, InfeasibleError
-from darts_parallel.planner._length_draws import DRAWS, Draws, Floats, read_lengths
+from darts_parallel.planner._length_draws import DRAWS, Draws, read_lengths
 from darts_parallel.planner._pass_prices import (
     PlanAtLengths,
     PlanPrices,
@@ -458,7 +458,7 @@ class _PackingSearch:
         packing: Packing,
         draws: int,
         limit: float = inf,
-    ) -> Floats:
+    ) -> Array:
         """Return the seconds of the first draws; a bound of them is enough from `limit` on."""
         pack = packing.function(own.ranks)
         load = self.draws.load(packing.key(own.ranks), pack, draws)
@@ -480,7 +480,7 @@ class _PackingSearch:
         return LengthPlan(plan, packing, (mean, quantile), speed, bound)
 
 
-def _bounds(plans: PlansAtLengths, tokens: float) -> Floats:
+def _bounds(plans: PlansAtLengths, tokens: float) -> Array:
     """Return the means of `least_seconds` over few draws, `(V,)`."""
     least = plans.least_seconds(tokens)
     return least[:, :FEW].mean(1)

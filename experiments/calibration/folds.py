@@ -21,9 +21,9 @@ from math import comb, exp, log, log2, nan
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from darts_parallel.cost import Array
 from darts_parallel.errors import Amounts, Entries
 from darts_parallel.planner import EXPERTS, NORMAL
 from experiments.calibration.calibrated import Parameters, Place
@@ -106,7 +106,7 @@ def _ranking(
     return JobRanking(runs[0].name, len(plans), correlation, losses)
 
 
-def regret(scores: NDArray[np.float64], truth: NDArray[np.float64], trials: int) -> float:
+def regret(scores: Array, truth: Array, trials: int) -> float:
     """Compute how much slower the fastest of an order's first trials is than the fastest of all.
 
     Plans of equal score come in every order equally often.
@@ -151,7 +151,6 @@ FLOOR = 0.02
 """Smallest spread: that of one run, where repeats differ by 1.0 % in the median and 4.6 % for nine of ten."""
 OWN_SPREADS = tuple(float(f"{FLOOR * 1.08**n:.3g}") for n in range(42))
 WIDENINGS = tuple(float(f"{1.1**n:.3g}") for n in range(24))
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -301,7 +300,7 @@ def widths_of(held_out: HeldOutByKind, part: str) -> tuple[Width, Width]:
     return found, width_of(mixtures, [found.widening]) if any(mixtures.values()) else found
 
 
-def standardized(held_out: HeldOutByKind, kind: str, part: str) -> dict[str, Floats]:
+def standardized(held_out: HeldOutByKind, kind: str, part: str) -> dict[str, Array]:
     """Divide the errors of left-out figures by the widths that the other folds give, by `TOTALS`.
 
     Returns:

@@ -11,6 +11,7 @@ from statistics import NormalDist
 import numpy as np
 import torch
 
+from darts_parallel.cost import Array
 from darts_parallel.errors import DartsParallelError, Entries
 from darts_parallel.planner import NORMAL
 from darts_parallel.report import markdown_table
@@ -24,7 +25,6 @@ from experiments.calibration.folds import (
     ORDERS,
     TOTALS,
     TRIALS,
-    Floats,
     HeldOut,
     HeldOutByKind,
     JobRanking,
@@ -183,7 +183,7 @@ def titled_table(title: str, header: Sequence[str], rows: Rows) -> list[str]:
     return [title, "", *markdown_table(header, rows, (0, 1))]
 
 
-def _held(scores: Floats, half: float) -> float:
+def _held(scores: Array, half: float) -> float:
     return float(np.mean(np.abs(scores) <= half))
 
 

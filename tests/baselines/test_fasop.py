@@ -3,7 +3,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from baselines.fasop import Integers, fasop_plans, first_partition, minmax_partition, solve
+from baselines.fasop import fasop_plans, first_partition, minmax_partition, solve
+from darts_parallel.cost import Index
 from darts_parallel.cost.evaluation import evaluate_batch
 from tests.support.random_tables import random_table
 
@@ -28,14 +29,14 @@ def test_the_remainder_goes_to_the_last_stage_and_then_to_the_first_ones() -> No
     assert first_partition(15, 4).tolist() == [4, 4, 3, 4]
 
 
-def _times(ticks: Integers, kinds: Integers, counts: list[int]) -> list[int]:
+def _times(ticks: Index, kinds: Index, counts: list[int]) -> list[int]:
     edges = np.cumsum([0, *counts])
     return [
         int(ticks[k, b] - ticks[k, a]) for k, (a, b) in zip(kinds, pairwise(edges), strict=True)
     ]
 
 
-def _descend(ticks: Integers, kinds: Integers, comm: Integers) -> tuple[list[int], list[int]]:
+def _descend(ticks: Index, kinds: Index, comm: Index) -> tuple[list[int], list[int]]:
     """FASOP's heuristic one step at a time."""
     counts, seen, last = first_partition(ticks.shape[1] - 1, len(kinds)).tolist(), [], None
     while True:
@@ -58,7 +59,7 @@ def _descend(ticks: Integers, kinds: Integers, comm: Integers) -> tuple[list[int
         last, counts = (worst, counts), moved
 
 
-def _random_chain(rng: np.random.Generator) -> tuple[Integers, Integers]:
+def _random_chain(rng: np.random.Generator) -> tuple[Index, Index]:
     """Prefix sums of a chain on two types, and the types of the stages of four placements."""
     layers = int(rng.integers(2, 11))
     stages = int(rng.integers(1, layers + 1))
