@@ -64,7 +64,7 @@ class DeviceMeshSpec:
         """
         group = self.groups[step.axis]
         size = tensor(step.bytes)
-        start = messages * float(self.device.collective_start) * (self.ranks[step.axis] > 1)
+        start = messages * float(self.device.collective_start)
         if step.kind == ALL_REDUCE:
             return float(all_reduce(size, group, messages)) + start
         if step.kind == ALL_TO_ALL:  # each rank sends all but one part of its share

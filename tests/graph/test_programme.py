@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from darts_parallel.cost.collectives import all_reduce, reduce_scatter
 from darts_parallel.cost.compute import gemm_seconds
@@ -23,6 +25,7 @@ from darts_parallel.graph._states import PARTIAL, axis_moves, shard
 from darts_parallel.graph.capture import capture_module, make_inputs
 from darts_parallel.graph.command import run_request
 from darts_parallel.graph.descent import DescentAnswer, descend
+from darts_parallel.graph.operators import GROUPED, PARAMETER, RELAY
 from darts_parallel.graph.plan import GraphPlan, plan_graph, plan_module
 from darts_parallel.graph.report import _descent_line, _split_lines
 from darts_parallel.problem.layer_spec import Gemm
@@ -78,18 +81,35 @@ def test_the_descent_on_pairs_ends_at_the_programme(hidden: int, memory: float |
     assert answer.seconds == one.total_seconds(answer.assignment)
 
 
-def test_megatrons_template_costs_what_the_projects_formulas_say() -> None:
+@pytest.mark.parametrize("half_size", [0, 512])
+def test_megatrons_template_costs_what_the_projects_formulas_say(half_size: int) -> None:
     """Two products split by column and row, one all-reduce forward and one backward, to 1e-9."""
+    job = [*STEEP, f"cluster.devices.h100.divided_half_size={half_size}"]
     # as wide as pays for two latencies
     gemms = Gemm(16384, 4096, "column"), Gemm(4096, 16384, "row")
     linears = (nn.Linear(gemm.in_features, gemm.out_features, bias=False) for gemm in gemms)
-    plan = plan_graph(on_meta(lambda: nn.Sequential(*linears), [2, 2048, 4096]), mesh(8)).plan
+    graph = on_meta(lambda: nn.Sequential(*linears), [2, 2048, 4096])
+    plan = plan_graph(graph, mesh(8, job=job)).plan
     own, one = plan.space.mesh, torch.ones(1, dtype=torch.float64)
     products = sum(
         float(gemm_seconds(gemm, 4096.0 * one, 8.0 * one, own.device, 2)) for gemm in gemms
     )
     moved = float(all_reduce(2.0 * 4096 * 4096 * one, own.groups[0]))
     assert plan.seconds == pytest.approx(3.0 * products + 2.0 * moved, rel=1e-9)
+
+
+def test_a_frozen_parameter_has_no_gradient_and_no_product_for_it() -> None:
+    def pair(frozen: bool) -> nn.Module:
+        both = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))
+        both[1].weight.requires_grad_(not frozen)
+        return both
+
+    passes = []
+    for frozen in (False, True):
+        graph = on_meta(partial(pair, frozen), [8, 64])
+        products = [op for op in graph.operators if op.op == "linear"]
+        passes.append([graph.gradients(op.inputs[:2]) for op in products])
+    assert passes == [[2, 2], [2, 1]]
 
 
 def test_collectives_cost_what_the_projects_formulas_say() -> None:
@@ -108,11 +128,63 @@ def test_collectives_cost_what_the_projects_formulas_say() -> None:
     ]
 
 
+class SortedExperts(nn.Module):
+    """Four experts and the rows of each, one expert after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.empty(4, 512, 1024, dtype=torch.bfloat16))
+
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        return functional.grouped_mm(x.bfloat16(), self.weights, offs=ends.int())
+
+
+def test_grouped_products_cost_those_of_equal_shares_of_the_rows_on_every_expert() -> None:
+    own = mesh(2, job=[*STEEP, "cluster.devices.h100.grouped_gemm_efficiency=0.8"])
+    graph = on_meta(SortedExperts, [64, 512], [4, "long"])
+    prices = GraphSpace(graph, own).prices
+    (op,) = [op for op in graph.operators if op.op in GROUPED]
+    gemm = Gemm(1024, 512, "column")
+    for rows, each in ((64, 16.0), (2, 1.0)):  # an expert has a row at least
+        size = torch.full((1,), each, dtype=torch.float64)
+        product = float(gemm_seconds(gemm, size, torch.ones(1), own.device, 2))
+        for experts in (4, 2):  # on a rank
+            shapes = [(rows, 512), (experts, 512, 1024), (4,)]
+            found = prices.seconds(op, shapes, [(rows, 1024)])
+            assert found == pytest.approx(3.0 * experts * product / 0.8, rel=1e-9)
+
+
+def test_ties_make_collectives_and_split_parameters_alone_more_expensive() -> None:
+    programme = GraphProgramme(space())
+    cost, tied = np.array(programme.cost), programme.tied_costs()
+    assert ((tied > cost)[programme.whole :] == (cost > 0.0)[programme.whole :]).all()
+    assert (tied >= cost).all()
+    for first, group in zip(programme.first, programme.space.groups, strict=True):
+        for number, choice in enumerate(group.choices, first):
+            split = group.operators[0].op in (PARAMETER, RELAY) and "none" not in choice.labels
+            assert bool(tied[number] > cost[number]) == split
+
+
 def test_an_axis_that_splits_parts_of_another_is_gathered_first() -> None:
     assert axis_moves(("S0", "S0"), ("R", "R")) == [(1, "S0", "R"), (0, "S0", "R")]
     assert axis_moves(("R", "R"), ("S0", "S0")) == [(0, "R", "S0"), (1, "R", "S0")]
     assert axis_moves(("R", "S0"), ("S0", "S0")) == [(1, "S0", "R"), (0, "R", "S0"), (1, "R", "S0")]
     assert axis_moves(("S0", "S1"), ("S1", "S0"))[0] == (0, "S0", "R")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "said"),
+    [
+        ([3], "list a shape for each input"),
+        ([[]], "have a size for each dimension"),
+        ([[2, "word"]], "the type word must be one of float"),
+        ([[2, 0]], "the size 0 must be a whole number"),
+        ([[2, True]], "the size True must be a whole number"),
+    ],
+)
+def test_inputs_that_are_no_shapes_are_refused(shapes: list[Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^inputs=.*{said}.*; try "):
+        make_inputs(shapes)
 
 
 def test_too_little_memory_is_refused() -> None:
