@@ -232,6 +232,10 @@ LAYERS: Calls = {
         partial(functional.cross_entropy, reduction="sum"),
         ((16, 8), Indices(8, (16,))),
     ),
+    "cross_entropy of ignored rows": (
+        partial(functional.cross_entropy, ignore_index=3),
+        ((16, 8), Indices(8, (16,))),
+    ),
     "cross_entropy of images": (functional.cross_entropy, ((4, 8, 16), Indices(8, (4, 16)))),
     "smoothed cross_entropy": (
         partial(functional.cross_entropy, label_smoothing=0.1),

@@ -18,7 +18,7 @@ from darts_parallel.cost.compute import gemm_seconds
 from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
 from darts_parallel.graph._mesh import Step
 from darts_parallel.graph._prices import product_shape
-from darts_parallel.graph._programme import GraphProgramme
+from darts_parallel.graph._programme import GraphProgramme, ProgrammeAnswer
 from darts_parallel.graph._rules import splits, unknown_operators
 from darts_parallel.graph._space import GraphSpace
 from darts_parallel.graph._states import PARTIAL, axis_moves, shard
@@ -27,7 +27,7 @@ from darts_parallel.graph.command import run_request
 from darts_parallel.graph.descent import DescentAnswer, descend
 from darts_parallel.graph.operators import GROUPED, PARAMETER, RELAY
 from darts_parallel.graph.plan import GraphPlan, plan_graph, plan_module
-from darts_parallel.graph.report import _descent_line, _split_lines
+from darts_parallel.graph.report import _descent_line, _split_lines, claim
 from darts_parallel.problem.layer_spec import Gemm
 from tests.graph.running import STEEP, mesh, on_meta
 
@@ -185,6 +185,23 @@ def test_an_axis_that_splits_parts_of_another_is_gathered_first() -> None:
 def test_inputs_that_are_no_shapes_are_refused(shapes: list[Any], said: str) -> None:
     with pytest.raises(ConfigError, match=rf"^inputs=.*{said}.*; try "):
         make_inputs(shapes)
+
+
+def test_parameters_inputs_and_outputs_compute_nothing() -> None:
+    graph = on_meta(lambda: nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), [8, 64])
+    assert [op.op for op in graph.computing] == ["linear", "gelu", "linear"]
+
+
+@pytest.mark.parametrize(
+    ("tight", "proven", "said"),
+    [
+        (True, True, "no plan of the space is faster (the linear relaxation is whole)"),
+        (False, True, "no plan of the space is faster (the integer program is solved)"),
+        (False, False, "at most 25.00 % above the linear relaxation"),
+    ],
+)
+def test_a_claim_is_what_the_programme_has_proven(tight: bool, proven: bool, said: str) -> None:
+    assert claim(ProgrammeAnswer((), 1.25, 1.0, tight, proven, 0.0, 0)).startswith(said)
 
 
 def test_too_little_memory_is_refused() -> None:
