@@ -157,11 +157,8 @@ class OrderProblem:
             for name, stage, _ in row:
                 symbols += [kind * self.table.num_stages + stage for kind in kinds_of[name]]
             rows.append(symbols)
-        lengths = np.array([len(row) for row in rows])
-        shape = (len(rows), lengths.max())
-        words = np.zeros(shape, dtype=np.int64)
-        for word, symbols in zip(words, rows, strict=True):
-            word[: len(symbols)] = symbols
+        words = np.array(rows)  # devices have equally many
+        lengths = np.full(len(rows), words.shape[1])
         return self.timed(Order(self, words, lengths, first, choices, split))
 
     def starts(self, plan: HardPlans) -> list[Order]:

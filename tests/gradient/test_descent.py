@@ -12,7 +12,7 @@ from darts_parallel.cost.table import build_tables
 from darts_parallel.exact.result import Verification
 from darts_parallel.gradient import descent
 from darts_parallel.gradient._stopwatch import Stopwatch
-from darts_parallel.gradient.descent import search_tables
+from darts_parallel.gradient.descent import GradientSearch, search_tables
 from darts_parallel.gradient.settling import SETTLE_FROM
 from darts_parallel.gradient.step_record import StepRecord
 from darts_parallel.plans.legality import check_plan
@@ -90,6 +90,41 @@ def test_equal_seeds_give_equal_plans(relaxation: str, toy_problem: Problem) -> 
     assert first.stages == second.stages
     assert json.dumps(first.iteration_time_s) == json.dumps(second.iteration_time_s)
     assert [r.loss for r in first.history] == [r.loss for r in second.history]
+    other = search(replace_seed(toy_problem, 4), config=config)
+    assert (first.seed, other.seed) == (3, 4)
+    assert [r.loss for r in first.history] != [r.loss for r in other.history]
+
+
+def replace_seed(problem: Problem, seed: int) -> Problem:
+    """Return the problem whose configuration has another seed."""
+    settings = replace(problem.config.search, seed=seed)
+    return replace(problem, config=replace(problem.config, search=settings))
+
+
+@pytest.mark.parametrize("relaxation", ["softmax", "gumbel"])
+def test_every_restart_of_every_configuration_has_a_gradient(
+    relaxation: str, toy_problem: Problem
+) -> None:
+    class Still(GradientSearch):
+        def _lower_bounds(self) -> list[torch.Tensor]:  # excludes nothing
+            return [torch.zeros(table.num_outer) for table in self.pool.tables]
+
+        def move(self) -> None:
+            pass
+
+    config = replace(QUICK, relaxation=relaxation)
+    still = Still(build_tables(toy_problem), "layerwise", config, 0)
+    still._one_step()
+    assert len(still.groups) > 1
+    for group in still.groups:
+        slopes = group.logits.grad
+        assert slopes.shape[1] > 1
+        assert (slopes.flatten(2).abs().sum(-1) > 0).all()
+    slopes = still.outer_logits.grad
+    assert len(slopes) > 2
+    assert (slopes != 0).all()
+    # more weight on one configuration is less on the others
+    assert float(slopes.sum()) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_the_relaxed_search_finds_better_plans_than_where_it_begins() -> None:
