@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from math import isfinite, nan
+from math import inf, isfinite, nan
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
@@ -92,11 +92,8 @@ def compared(loop: BilevelLoop, phases: Phases) -> dict[str, Phases]:
     plans = {REFERENCE: loop.best_plan(loop.settings.global_batch_size, exact)}
     for batch in loop.prices.by_batch:
         plans[f"batch {batch}"] = loop.best_plan(batch)
-    schedules = {SCHEDULE: phases}
-    schedules |= {
-        name: [TrainingPhase(0, plan)] for name, plan in plans.items() if plan is not None
-    }
-    return schedules
+    constant = {name: [TrainingPhase(0, plan)] for name, plan in plans.items() if plan is not None}
+    return {SCHEDULE: phases, **constant}
 
 
 @dataclass
@@ -241,9 +238,7 @@ class BilevelJob:
 
     def _trainer_lines(self, phases: Phases) -> list[str]:
         """Say which trainer can follow the phases."""
-        known = []
-        for phase in phases:
-            known.append(BatchPhase(phase.from_step, phase.plan.batch, phase.plan.plan))
+        known = [BatchPhase(phase.from_step, phase.plan.batch, phase.plan.plan) for phase in phases]
         schedule = megatron_schedule(known, self.problem.training.seq_len)
         if schedule is not None:
             return [
@@ -269,7 +264,7 @@ class BilevelJob:
             "search/batch": float(record.batch),
         }
         if record.upper is not None:
-            tracker.record(record.upper)
+            tracker.record(replace(record.upper, step=record.step))
             for name, weight in record.upper.outer_weights.items():
                 values[f"probability_of/{name}"] = weight
         tracker.scalars(values, record.step)
@@ -311,8 +306,10 @@ def time_table(runs: Sequence[Found]) -> Table:
     for name in runs[0]:
         seconds = medians[name]
         steps = median(run[name].steps for run in runs)
-        over_found = f"{seconds / medians[SCHEDULE]:.3f}"
-        rows.append([name, f"{seconds:.3f}", over_found, f"{steps:.0f}"])
+        ratio = seconds / medians[SCHEDULE]
+        took = f"{seconds:.3f}" if isfinite(seconds) else "not reached"
+        over_found = f"{ratio:.3f}" if 0 < ratio < inf else "-"
+        rows.append([name, took, over_found, f"{steps:.0f}"])
     header = ["training", "seconds to target", "over found", "steps trained"]
     return filled_table("\nPredicted time to the target loss", header, rows)
 

@@ -170,10 +170,6 @@ class DeviceConfig:
             return 1.0 + 0.0292 * self.memory_GiB
         return self.reserved_GiB
 
-    def __post_init__(self) -> None:
-        require_members("cluster.devices.*.peak_TFLOPs key", self.peak_TFLOPs, PRECISIONS)
-        check_fields("cluster.devices.*", self)
-
 
 @dataclass
 class RunConfig:
@@ -235,6 +231,10 @@ class ClusterConfig:
             bool(self.devices), "cluster.devices={}", "define the devices of cluster.nodes", near
         )
         check_fields("cluster", self)
+        for name, device in self.devices.items():
+            require_members(
+                f"cluster.devices.{name}.peak_TFLOPs key", device.peak_TFLOPs, PRECISIONS
+            )
         check_link("cluster.inter_node", self.inter_node)
         for index, group in enumerate(self.nodes):
             group.check(f"cluster.nodes[{index}]", tuple(self.devices))

@@ -116,7 +116,7 @@ def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
     for own in plan_contributions(table, plans):
         stage_seconds = stage_seconds + (own.forward + own.backward)
         sync = sync + own.per_iteration
-        memory = memory + own.memory
+        memory = memory + sum(own.memory.values())
     fits = (memory <= table.capacity * (1 + PLAN_MEMORY_TOLERANCE)).all(1)
     feasible = _legal(table, plans, places) & fits
     per_iteration = table.per_iteration.take(places.chosen).sum(1)

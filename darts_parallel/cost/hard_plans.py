@@ -89,10 +89,8 @@ def _offloaded_shares(table: CostTable, plan: HardPlans) -> tuple[tuple[float, f
     if table.host is None:
         return ()
     offloaded = OffloadedPlans(table, table.host, plan.outer, plan.choices, plan.stages())
-    shares = offloaded.fractions()[0]
-    if not bool((shares > 0).any()):
-        return ()
-    return tuple(map(tuple, shares.tolist()))
+    shares = offloaded.fractions()[0].tolist()
+    return tuple(map(tuple, shares)) if any(map(any, shares)) else ()
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from darts_parallel.exact.bounds import outer_lower_bounds as outer_lower_bounds
 from darts_parallel.exact.chosen_stages import ChosenStages as ChosenStages
 from darts_parallel.exact.chosen_stages import balanced_plans as balanced_plans
 from darts_parallel.exact.enumeration import number_of_plans as number_of_plans
+from darts_parallel.exact.enumeration import number_of_slots as number_of_slots
 from darts_parallel.exact.layerwise import find_layerwise_plan as find_layerwise_plan
 from darts_parallel.exact.limits import SegmentBounds as SegmentBounds
 from darts_parallel.exact.outer_choice import OuterChoiceSolver as OuterChoiceSolver

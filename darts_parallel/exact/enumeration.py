@@ -39,16 +39,15 @@ def number_of_plans(tables: Tables, space_kind: str) -> int:
     total = 0
     for table in tables:
         splits = comb(len(_boundaries(table)), table.num_stages - 1)
-        slots = _slots(table, space_kind)
+        slots = number_of_slots(table, space_kind)
         assignments = sum(int(allowed.sum()) ** slots for allowed in table.allowed)
         total += splits * assignments
     return total
 
 
-def _slots(table: CostTable, space_kind: str) -> int:
+def number_of_slots(table: CostTable, space_kind: str) -> int:
     """Return the number of strategies that a plan chooses: of the model, its stages or its layers."""
-    slots = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}
-    return slots[space_kind]
+    return {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}[space_kind]
 
 
 def _boundaries(table: CostTable) -> list[int]:
@@ -76,6 +75,6 @@ def _all_plans(table: CostTable, space_kind: str) -> Iterator[HardPlans]:
 def _assignments(table: CostTable, outer: int, space_kind: str) -> Iterator[Tensor]:
     """Yield allowed strategies of the model, of every stage or of every layer: `(n, slots)`."""
     allowed = torch.nonzero(table.allowed[outer]).flatten().tolist()
-    every = product(allowed, repeat=_slots(table, space_kind))
+    every = product(allowed, repeat=number_of_slots(table, space_kind))
     while batch := list(islice(every, BATCH_SIZE)):
         yield torch.tensor(batch)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from darts_parallel.config import OFFLOADS, SearchConfig
 from darts_parallel.cost import CostTable, HardPlans, PathMemory, unit_starts
+from darts_parallel.exact import number_of_slots
 from darts_parallel.gradient.boundary_rounding import Rounding
 from darts_parallel.gradient.relaxation import (
     Schedules,
@@ -283,8 +284,7 @@ def _initial_logits(
     they cover them as evenly as their number allows.
     """
     count = len(table.choices)
-    rows_of = {"uniform": 1, "stagewise": table.num_stages, "layerwise": table.num_layers}
-    rows = rows_of[space_kind]
+    rows = number_of_slots(table, space_kind)
     shape = (table.num_outer, restarts, rows, count)
     logits = INITIAL_NOISE * torch.randn(shape, generator=generator, dtype=torch.float64)
     rank = torch.rand(table.num_outer, count, generator=generator, dtype=torch.float64)

@@ -210,9 +210,7 @@ class ProductSearch:
             note=note,
         )
         session.found.others = tuple(running)
-        rows = []
-        for own in ranked:
-            rows.append(_row(own) | {"breakdown_s": self.priced[own.product]})
+        rows = [_row(own) | {"breakdown_s": self.priced[own.product]} for own in ranked]
         content = self.job | {"constants": CONSTANTS, "configurations": rows}
         content |= {"skipped": [_row(own) for own in skipped], "seconds": took}
         session.reported.files["configurations.json"] = content

@@ -158,8 +158,11 @@ class SearchCurves:
 
     def _open(self, rows: Sequence[int]) -> None:
         """Open the series of the strategies that have led in some layers, with their earlier points."""
-        waiting = [pair for pair, _ in self._leads.most_common() if pair[0] in rows]
-        waiting = [pair for pair in waiting if pair not in self._series]
+        waiting = [
+            pair
+            for pair, _ in self._leads.most_common()
+            if pair[0] in rows and pair not in self._series
+        ]
         series = waiting[: MOST_SERIES - len(self._series)]
         led = dict.fromkeys(choice for _, choice in self._leads)
         means = [choice for choice in led if choice not in self._means]
@@ -187,17 +190,16 @@ class SearchCurves:
 
     def _lay_out(self, rows: Sequence[str]) -> None:
         """Write the page of custom charts: several lines in one."""
-        layers = {}
+        charts = {"mean over layers": ["Multiline", [MEANS]]}
         for row in self._live:
             tags = f"{EACH_LAYER}{re.escape(_tag(rows[row]))}/.*"
-            layers[f"layer {rows[row]}"] = ["Multiline", [tags]]
-        means = {"mean over layers": ["Multiline", [MEANS]]}
+            charts[f"layer {rows[row]}"] = ["Multiline", [tags]]
         search = {
             "seconds per iteration": ["Multiline", ["search/surrogate_time_s", "search/best"]],
             "pipeline configurations": ["Multiline", ["search/configuration/.*"]],
             "seconds by cause": ["Multiline", ["search/cause/.*"]],
         }
-        layout = {"probabilities": means | layers, "search": search}
+        layout = {"probabilities": charts, "search": search}
         self.writer.add_custom_scalars(layout)
 
     def scalars(self, values: Mapping[str, float], step: int, moment: float | None = None) -> None:

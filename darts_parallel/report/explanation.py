@@ -52,6 +52,8 @@ PARTS = {
     "reserved": "reserve",
 }
 """Kind of each term of `_PlanTerms.memory`; a term without an entry is workspace."""
+OFFLOADED = "offloaded "
+"""Before the name of what a device keeps in host memory."""
 SIGNS = {"state": "█", "activations": "▓", "workspace": "▒", "reserve": "░"}
 """Character of each part of the memory in a bar."""
 BAR = 40
@@ -73,16 +75,8 @@ class Line:
     """Whether a simulated schedule gave the value."""
 
     @property
-    def formula(self) -> str:
-        """Formula in words."""
-        return self._described()[0]
-
-    @property
-    def source(self) -> str:
-        """Where the formula is from."""
-        return self._described()[1]
-
-    def _described(self) -> Sequence[str]:
+    def described(self) -> Sequence[str]:
+        """The formula in words, and its source."""
         key = f"simulated_{self.term}" if self.simulated else self.term
         # terms of the user's own stand in `cost.term`
         return FORMULAS.get(key, ("the user's function of that name", "cost.term"))
@@ -176,7 +170,10 @@ class _PlanTerms:
             largest = max(mine, key=lambda i: working[i])
             yield Line(stage, self.layers[largest].name, "working", working[largest])
             for own in added:
-                yield Line(stage, "all", own.memory_name, float(own.memory[0, stage]))
+                for kind, moved in own.memory.items():
+                    value = float(moved[0, stage])
+                    if abs(value) > 1.0:
+                        yield Line(stage, "all", OFFLOADED + kind, value)
             yield Line(stage, "all", "reserved", self.devices[stage].reserved)
 
     def micro_batch(self) -> Iterator[Line]:
@@ -305,7 +302,7 @@ def memory_parts(problem: Problem, plan: Plan) -> list[Amounts]:
     """Return the bytes of a device of every stage by the keys of `SIGNS`."""
     found = [dict.fromkeys(SIGNS, 0.0) for _ in range(plan.pp)]
     for line in _PlanTerms(problem, plan).memory():
-        part = PARTS.get(line.term, "workspace")
+        part = PARTS.get(line.term.removeprefix(OFFLOADED), "workspace")
         found[line.stage or 0][part] += line.value
     return found
 
@@ -366,7 +363,7 @@ def _lines_table(title: str, lines: list[Line], unit: str, size: float) -> Table
         for line in mine:
             term = line.term.replace("_", " ")
             value = f"{line.value / size:.{digits}f}"
-            table.add_row(name, line.layers, term, value, line.formula, line.source)
+            table.add_row(name, line.layers, term, value, *line.described)
         total = f"{sum(line.value for line in mine) / size:.{digits}f}"
         table.add_row(name, "", "sum", total, "", "", style="bold")
     return table

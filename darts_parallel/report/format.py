@@ -61,13 +61,10 @@ MOST_RANGES = 4
 
 def rank_ranges(ranks: Sequence[int]) -> str:
     """Return ranks with consecutive ones joined, e.g. `0-3`, `4-7,0-3` or `1,3,…,31`."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    labels = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    labels = []
+    for _, pairs in groupby(enumerate(ranks), key=lambda pair: pair[1] - pair[0]):
+        run = [rank for _, rank in pairs]
+        labels.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
     if len(labels) > MOST_RANGES:
         labels[2:-1] = "…"
     return ",".join(labels)
@@ -87,9 +84,9 @@ TERM_WORDS = {
 
 def seconds(value: float) -> str:
     """Format seconds with three significant places below one, e.g. `0.112 s`, `12.3 ms`."""
-    if value >= 10:
+    if abs(value) >= 10:
         return f"{value:.2f} s"
-    return f"{value:.3f} s" if value >= 0.1 else f"{1e3 * value:.3g} ms"
+    return f"{value:.3f} s" if abs(value) >= 0.1 else f"{1e3 * value:.3g} ms"
 
 
 def percent(share: float, digits: int = 1) -> str:

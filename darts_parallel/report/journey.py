@@ -56,7 +56,7 @@ class Journey:
         """Return names and colours; strategies without a colour of their own in one entry."""
         own = [(name, colour) for name, colour in self.colours.items() if colour != OTHERS]
         others = len(self.colours) - len(own)
-        return own + ([(f"{others} more", OTHERS)] if others else [])
+        return own + [(f"{others} more", OTHERS)] * bool(others)
 
 
 def hardened_at(history: Sequence[StepRecord]) -> int | None:
@@ -107,7 +107,7 @@ def _colours(leaders: Sequence[Sequence[str]], labels: Sequence[str]) -> dict[st
 
 def rgb(colour: str) -> tuple[float, ...]:
     """Return red, green and blue of `#rrggbb`, from 0 to 1."""
-    return tuple(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    return tuple(value / 255 for value in bytes.fromhex(colour[1:]))
 
 
 def thinned(count: int, limit: int) -> range:

@@ -177,11 +177,11 @@ def _times(outcome: Outcome) -> str:
     cost = outcome.cost
     least = NOTABLE_TIME * cost.iteration_time_s
     causes = sorted(cost.breakdown_s.items(), key=lambda entry: -entry[1])
-    shown = [f"{seconds(time)} {term_words(name)}" for name, time in causes if time >= least]
-    others = sum(time for _, time in causes if time < least)
-    if others > 0.1 * least:
-        shown.append(f"{seconds(others)} others")
-    return " · ".join(shown)
+    shown = {name: time for name, time in causes if abs(time) >= least}
+    others = cost.iteration_time_s - sum(shown.values())
+    if abs(others) > 0.1 * least:
+        shown["others"] = others
+    return " · ".join(f"{seconds(time)} {term_words(name)}" for name, time in shown.items())
 
 
 def _search_words(outcome: Outcome, result: SearchResult) -> str:

@@ -109,8 +109,9 @@ def _memory_cell(outcome: Outcome, stage: int, *, alone: bool) -> Text:
     used = outcome.cost.memory_bytes[stage]
     unit, unit_bytes = memory_unit(capacity)
     most = "" if alone else "≤ "
-    words = f"{most}{used / unit_bytes:.1f} {unit} {percent(used / capacity, 0):>5}"
-    return Text(words, _memory_colour(used / capacity))
+    share = used / capacity
+    words = f"{most}{used / unit_bytes:.1f} {unit} {percent(share, 0):>5}"
+    return Text(words, "red" if share > 1 else "yellow" if share > MEMORY_WARNING else "")
 
 
 def _stage_cells(outcome: Outcome, line: _StageLine, stages: Sequence[int]) -> list[str | Text]:
@@ -147,10 +148,3 @@ def _names(outcome: Outcome, layers: Sequence[int]) -> str:
     every = outcome.problem.model.layer_names
     names = ([every[layer] for _, layer in run] for _, run in runs)
     return "; ".join(map(layer_ranges, names))
-
-
-def _memory_colour(share: float) -> str:
-    """Return the colour of a share of a device's memory, where little or nothing is left."""
-    if share > 1:
-        return "red"
-    return "yellow" if share > MEMORY_WARNING else ""

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from math import isfinite
 from pathlib import Path
 
@@ -33,18 +34,19 @@ class Tracker:
         self.folder = folder
         self.problem = problem
         self.overrides = overrides
-        self._opened: SearchCurves | None = None
+        self._earlier: list[Path] = []
+        """Curves of the plan that lies in the run's folder; they go when this run has its own plan."""
         self._step = 0
         self._begin = 0
         """Steps of the earlier searches of this job."""
 
-    @property
+    @cached_property
     def _curves(self) -> SearchCurves:
-        """Return the file, opened at its first use."""
-        if self._opened is None:
-            kinds = [replace(layer, name="") for layer in self.problem.model.layers]
-            self._opened = SearchCurves(self.folder, kinds)
-        return self._opened
+        """The file, opened at its first use."""
+        if self.folder.with_name("plan.json").exists():
+            self._earlier = list(self.folder.glob("events.out.tfevents.*"))
+        kinds = [replace(layer, name="") for layer in self.problem.model.layers]
+        return SearchCurves(self.folder, kinds)
 
     def record(self, record: StepRecord) -> None:
         """Write one step of a search; searches with other memory left free follow one another."""
@@ -65,11 +67,13 @@ class Tracker:
         self._curves.finish()
         self._hyperparameters(outcome)
         self._curves.writer.flush()
+        for file in self._earlier:
+            file.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the file."""
-        if self._opened is not None:
-            self._opened.writer.close()
+        if "_curves" in vars(self):
+            self._curves.writer.close()
 
     def _hyperparameters(self, outcome: Outcome) -> None:
         """Write the row of this run in the HPARAMS tab: overrides, plan, and what sweeps compare.

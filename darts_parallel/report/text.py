@@ -128,6 +128,8 @@ def _space_words(problem: Problem, name: str) -> str:
 def known_of(outcome: Outcome) -> str:
     """Say what is proven of the plan, or that it was given."""
     if outcome.result is None:
+        if outcome.warning:
+            return "no plan with these settings fits; this one needs least memory"
         return "given plan, not searched"
     return claim(outcome.problem, outcome.cost, outcome.answers)
 

@@ -16,6 +16,7 @@ from darts_parallel.bilevel.job import (
     SCHEDULE,
     compared,
     judged,
+    time_table,
     times,
 )
 from darts_parallel.bilevel.loop import BilevelLoop, BilevelRecord, TrainingPhase
@@ -123,7 +124,7 @@ def require_curves(found: dict[str, tuple[int, float]]) -> None:
     """Check that probabilities, losses and noise are shown while the loop runs."""
     for block in (0, 1):
         own = [found[tag][0] for tag in found if tag.startswith(f"probability/layer_{block}/")]
-        assert max(own) == 4  # of five steps of the logits
+        assert max(own) == found["probability_of/pp_2"][0]  # steps of the training, as the losses
     for name in ("batch", "pp"):
         shares = [
             own for tag, (_, own) in found.items() if tag.startswith(f"probability_of/{name}_")
@@ -198,6 +199,20 @@ def test_time_to_target_is_that_of_the_first_crossing() -> None:
     assert whole.seconds_to(0.5) == inf
     runs = {REFERENCE: whole, SCHEDULE: Retrained(curve[:2], 2)}
     assert times(runs) == {REFERENCE: pytest.approx(4.0), SCHEDULE: inf}
+
+
+def test_the_table_of_times_says_what_did_not_reach_the_target() -> None:
+    """It printed `inf`."""
+    curve = ((1.0, 3.0), (2.0, 2.0), (4.0, 1.0))
+    whole, short = Retrained(curve, 4), Retrained(curve[:2], 2)
+    runs = {REFERENCE: whole, SCHEDULE: whole, "batch 8": short}
+    took, over, _ = (
+        [str(cell) for cell in column.cells] for column in time_table([runs]).columns[1:]
+    )
+    assert took == ["4.000", "4.000", "not reached"]
+    assert over == ["1.000", "1.000", "-"]
+    unknown = time_table([runs | {SCHEDULE: short}]).columns[2]
+    assert set(unknown.cells) == {"-"}
 
 
 def test_retraining_follows_the_phases_and_stops_at_its_target() -> None:

@@ -162,6 +162,7 @@ def test_degrees_that_do_not_fit_are_shown_with_what_fills_the_memory(command: C
     assert lines[1] == f"assumed: the lightest uniform plan with {pins}, whatever its risk"
     assert "fits in no uniform plan" in done.out
     assert "This plan does not fit: stage 0 needs" in done.out
+    assert "no plan with these settings fits; this one needs least memory" in lines
     assert "no plan of the space fits, so there is none to compare with." in done.out
     (bar,) = (line.split()[-1] for line in lines if re.search("^0 .*[█▓▒░]$", line))
     assert len(bar) == 40

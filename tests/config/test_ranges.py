@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from darts_parallel.config.bilevel import BilevelConfig
-from darts_parallel.config.cluster import DeviceConfig, LinkConfig, NodeGroupConfig
+from darts_parallel.config.cluster import ClusterConfig, DeviceConfig, LinkConfig, NodeGroupConfig
 from darts_parallel.config.composition import refuse_silent_overrides
 from darts_parallel.config.model import ModelConfig
 from darts_parallel.config.schema import (
@@ -59,8 +59,10 @@ def test_a_device_with_an_absurd_figure_is_refused(key: str, value: float) -> No
     least, _ = DEVICE_RANGES[key]
     if least <= value <= 1e-300:
         return  # nearly nothing is legal where nothing is
-    with pytest.raises(ConfigError, match=rf"{key}=.* must .*try "):
-        DeviceConfig(**{**DEVICE, key: value})
+    mine = {"mine": DeviceConfig(**{**DEVICE, key: value})}
+    link = LinkConfig(100.0, 1.0)
+    with pytest.raises(ConfigError, match=rf"^cluster\.devices\.mine\.{key}=.* must .*try "):
+        ClusterConfig("one", [NodeGroupConfig(1, 2, "mine", link)], link, mine)
 
 
 @pytest.mark.parametrize("key", SEARCH_RANGES)

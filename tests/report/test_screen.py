@@ -15,7 +15,7 @@ from darts_parallel.planner import Rung
 from darts_parallel.report.ending import render_ladder
 from darts_parallel.report.format import rank_ranges
 from darts_parallel.report.outcome import Outcome
-from darts_parallel.report.screen import _job_notes, mask_note
+from darts_parallel.report.screen import _job_notes, _times, mask_note
 from darts_parallel.report.stages import stage_table
 from darts_parallel.report.text import claim
 from tests.report.conftest import FoundPlan
@@ -123,6 +123,16 @@ def test_equal_stages_share_a_line(found: FoundPlan) -> None:
     table = stage_table(Outcome(found.problem, plan, cost))
     assert list(table.columns[0].cells) == ["0", "1-2", "3"]
     assert str(list(table.columns[2].cells)[1]) == "layers 1-2"
+
+
+def test_the_line_of_causes_sums_to_the_iteration_where_a_cause_is_below_zero(
+    found: FoundPlan,
+) -> None:
+    """A cost term of -0.64 ms was left out: 6.4 ms and 0.1 ms stood next to 5.85 ms."""
+    causes = {"compute": 12.0, "optimizer": 0.0125, "shared:clocks": -0.6}
+    cost = replace(found.cost, iteration_time_s=11.4125, breakdown_s=causes)
+    line = _times(Outcome(found.problem, found.plan, cost))
+    assert line == "12.00 s compute · -0.600 s shared:clocks · 12.5 ms others"
 
 
 def test_an_mfu_above_100_percent_is_called_a_contradiction(found: FoundPlan) -> None:

@@ -114,6 +114,23 @@ def test_searches_of_one_job_follow_one_another(small: Tracked, tmp_path: Path) 
     assert steps == [*own, *(own[-1] + 1 + step for step in own)]
 
 
+def test_a_second_run_in_a_folder_replaces_the_curves_of_the_first(
+    tmp_path: Path, small: Tracked
+) -> None:
+    """Both files lay on top of each other, and every curve had two lines."""
+    folder = tmp_path / "tensorboard"
+    counts = []
+    for earlier in (False, False, True):
+        if earlier:
+            (tmp_path / "plan.json").touch()  # without it the files are somebody else's
+        tracker = Tracker(folder, small.problem)
+        tracker.record(small.result.history[0])
+        counts.append(len(list(folder.iterdir())))
+        finish(tracker, small.problem, small.result)
+    assert counts == [1, 2, 3]
+    assert len(list(folder.iterdir())) == 1
+
+
 def test_probabilities_are_in_the_file_before_the_search_has_ended(
     tmp_path: Path, small: Tracked
 ) -> None:

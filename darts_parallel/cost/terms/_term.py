@@ -44,16 +44,14 @@ class PlanContribution:
 
     name: str
     """Name of the seconds in breakdown and explanation."""
-    memory_name: str
-    """Name of the bytes in the explanation."""
     forward: Tensor
     """Seconds of every stage's forward pass, `(B, K)`."""
     backward: Tensor
     """Seconds of every stage's backward pass, `(B, K)`."""
     per_iteration: Tensor
     """Seconds of every device's optimizer step, `(B, pp)`."""
-    memory: Tensor
-    """Peak bytes of every device, `(B, pp)`; below 0 where the term relieves it."""
+    memory: Mapping[str, Tensor]
+    """Peak bytes of every device by kind, `(B, pp)`; below 0 where the term relieves it."""
 
 
 class CostTerm:

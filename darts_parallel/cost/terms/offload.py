@@ -20,7 +20,7 @@ from torch import Tensor
 from darts_parallel.cost.choices import float_tensor
 from darts_parallel.cost.cost_table import CostTable, HostMemory
 from darts_parallel.cost.hard_plans import HardPlans
-from darts_parallel.cost.host_memory import OffloadedPlans
+from darts_parallel.cost.host_memory import OPTIMIZER, OffloadedPlans
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms._term import CostTerm, PlanContribution
 from darts_parallel.errors import Entries, UnsupportedError
@@ -37,8 +37,12 @@ class OffloadTerm(CostTerm):
             "activations to the host and back, next to forward and backward",
             "exposed part: Qiao et al. 2021, eq. 11",
         ),
-        "offloaded": (
-            "- shares in host memory, + the largest layer's activations on their way",
+        "offloaded optimizer state": (
+            "- share in host memory",
+            "arXiv 2104.07857, section 5.1",
+        ),
+        "offloaded activations": (
+            "- share in host memory, + the largest layer's activations on their way",
             "arXiv 2104.07857, section 5.1",
         ),
     }
@@ -54,7 +58,6 @@ class OffloadTerm(CostTerm):
         if not space.offload:
             return {}
         state = costs("state")
-        exponents = [torch.as_tensor(stage.device.overlap_exponent) for stage in stages]
         shares = float_tensor(space.shares) if space.shares else None
         transfer = host_seconds(stages, costs("activation"))
         state_transfer = host_seconds(stages, state)
@@ -64,7 +67,7 @@ class OffloadTerm(CostTerm):
             gpus = _by_kind([float(stage.group.gpus) for stage in stages])
             weights = host_seconds(stages, held.parameter * parameters)
             state_transfer = weights + update * gpus * parameters
-        overlap = torch.stack(exponents).double()
+        overlap = _by_kind([stage.device.overlap_exponent for stage in stages]).flatten()
         host = HostMemory(
             kinds=space.offload,
             transfer=transfer,
@@ -83,9 +86,11 @@ class OffloadTerm(CostTerm):
         shares = offloaded.fractions()
         forward, backward = offloaded.lengthening(shares)
         none = torch.zeros_like(shares)
-        memory = offloaded.memory(shares) - offloaded.memory(none)
+        state = -shares[..., OPTIMIZER] * offloaded.state
+        rest = offloaded.memory(shares) - offloaded.memory(none) - state
+        memory = {"optimizer state": state, "activations": rest}
         update = offloaded.update(shares)
-        return PlanContribution(self.name, "offloaded", forward, backward, update, memory)
+        return PlanContribution(self.name, forward, backward, update, memory)
 
 
 def host_seconds(stages: Sequence[StageContext], sizes: Tensor) -> Tensor:
