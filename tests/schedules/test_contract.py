@@ -121,3 +121,36 @@ def test_late_weights_take_no_longer_than_pytorchs_order_and_no_more_memory(pp: 
             assert (
                 np.cumsum([(one.kind == "F") - (one.kind == "W") for one in order]).max() <= 2 * pp
             )
+
+
+SPLIT = [(schedule, chunks) for schedule, chunks in SCHEDULES if schedule.split]
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), SPLIT)
+@pytest.mark.parametrize(("pp", "count"), [(2, 4), (3, 9), (4, 5)])
+def test_moments_are_those_at_which_a_device_holds_most(
+    schedule: Schedule, chunks: int, pp: int, count: int
+) -> None:
+    _, count = schedule.count_rule(pp, count)
+    last = pp * chunks - 1
+    shares, of_last = set(), {(0, 0)}
+    for order in schedule.orders(pp, count, chunks):
+        before = between = 0
+        held = []
+        own = [0, 0]
+        for kind, stage, _ in order:
+            before += {"F": 1, "B": -1, "W": 0}[kind]
+            between += {"F": 0, "B": 1, "W": -1}[kind]
+            held.append((before, between))
+            if stage == last:
+                own[0] += {"F": 1, "B": -1, "W": 0}[kind]
+                own[1] += {"F": 0, "B": 1, "W": -1}[kind]
+                of_last.add((own[0], own[1]))
+        most = max(map(sum, held))
+        shares |= {(early / most, late / most) for early, late in held}
+    moments = schedule.fullest_moments(pp, count, chunks)
+    for growth in (1.0, 1.2, 2.0, 10.0):  # bytes between the parts of a backward pass
+        largest = max(early + growth * late for early, late in shares)
+        assert max(early + growth * late for early, late in moments) == pytest.approx(largest)
+    assert all(any(np.allclose(moment, share) for share in shares) for moment in moments)
+    assert set(map(tuple, schedule.last_stage_moments(pp, count, chunks))) == of_last
