@@ -241,7 +241,6 @@ def recomputed_seconds(stage: StageContext, layer: LayerSpec) -> Tensor:
         if not part.gemms:
             # a streaming kernel writes what was not kept once more, in elements of 2 bytes
             kept = part.replicated_activation_bytes / choices.sequence_shards
-            kept = kept + part.sharded_activation_bytes / choices.tp
             streamed = stream_seconds(stage.width * tokens * kept, device)
             total = total + device.streaming_factor * streamed
         total = total + products_seconds(part.gemms, tokens, choices.tp, device, stage.width)

@@ -8,6 +8,7 @@ from itertools import product
 from math import hypot, prod, sqrt
 
 import pytest
+import torch
 
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.table import build_tables
@@ -219,3 +220,19 @@ def test_muon_orthogonalizes_the_matrices_of_blocks_alone() -> None:
     assert block == pytest.approx([seconds, seconds / DP], rel=1e-9)
     assert len(others) > 0
     assert all(other == [0.0, 0.0] for other in (embedding, *others))
+
+
+def test_parts_that_are_computed_again_take_their_products_and_norms() -> None:
+    job, repeated = gpt_block(), {}
+    choices = tuple(LayerStrategy(TP, DP, 0, "selective", sp) for sp in (False, True))
+    for modules in (("layernorm",), ("mlp",), ("layernorm", "mlp"), ("core_attn", "layernorm")):
+        training = replace(job.training, recompute_modules=list(modules))
+        table = build_tables(replace(job, training=training), [OuterSpace(1, (2,), choices)])[0]
+        repeated[modules] = table.terms["recompute"][0, 0, 1]
+    # two norms of 2 h bytes, which sequence parallelism divides, are written as 16-bit elements
+    norms = torch.tensor([1.0, 1.0 / TP]) * STREAMING * 2 * T * 2 * 2 * H / MEMORY
+    mlp = sum(product_seconds(*shape) for shape in PRODUCTS[2:])
+    assert repeated["layernorm",].tolist() == pytest.approx(norms.tolist())
+    assert repeated["mlp",].tolist() == pytest.approx([mlp, mlp])
+    assert repeated["layernorm", "mlp"].tolist() == pytest.approx((norms + mlp).tolist())
+    assert repeated["core_attn", "layernorm"].tolist() == pytest.approx((norms + CORE).tolist())
