@@ -248,6 +248,8 @@ def _file_rows(path: str) -> list[Mapping[str, Any]]:
             f"tune.measured={path} cannot be read ({why}); try a CSV file with the "
             f"columns {', '.join(TrialRow.__dataclass_fields__)}."
         ) from None
+    near = "plan,seconds,oom and plan_1.json,58.1, as its first lines"
+    require(bool(rows), f"tune.measured={path}", "have a line for each trial", near)
     return [{key: value for key, value in row.items() if key and value} for row in rows]
 
 

@@ -121,6 +121,7 @@ WRONG = (
     ({"seconds": 1}, "plan is missing and has no default"),
     ({"plan": "none.json", "seconds": 1}, "none.json cannot be read"),
     ("nothing.csv", "tune.measured=nothing.csv cannot be read"),
+    ("empty.csv", "tune.measured=empty.csv must have a line for each trial; try plan,seconds,oom"),
 )
 
 
@@ -130,6 +131,7 @@ def test_a_wrong_trial_is_one_sentence(
 ) -> None:
     monkeypatch.chdir(first)
     problem = read_own_problem("first/plan.json")
+    Path("empty.csv").write_text("plan,seconds,oom\n")
     measured = trial if isinstance(trial, str) else [trial]
     with pytest.raises(DartsParallelError, match=re.escape(words)):
         read_trials(problem, measured)
