@@ -1,5 +1,6 @@
 """Captured blocks in the main problem."""
 
+import json
 from itertools import product
 
 import pytest
@@ -7,7 +8,10 @@ import pytest
 from darts_parallel import LayerStrategy, Plan, Problem, evaluate, load_problem, plan
 from darts_parallel.errors import DartsParallelError
 from darts_parallel.export import require_trainers
+from darts_parallel.graph.layers import _graphs
+from darts_parallel.graph.operators import INPUT
 from darts_parallel.planner import intervals, sensitivity
+from tests.graph.named_modules import WIDTH
 
 JOB = [
     "cluster=h100_1x8",
@@ -109,3 +113,10 @@ def test_what_a_block_cannot_be_is_one_sentence(change: str, words: str) -> None
     pytest.importorskip("transformers")
     with pytest.raises(DartsParallelError, match=words):
         require_trainers(load_problem([*JOB, *OWN, change]))
+
+
+def test_a_block_returns_its_first_input_and_may_have_others() -> None:
+    shapes = [[1, 16, WIDTH], [1, 16, "bool"]]
+    graphs = _graphs("tests.graph.named_modules:scaled_to_zero", json.dumps(shapes))
+    inputs = [graph.shapes([op.outputs[0] for op in graph.of_kind(INPUT)]) for graph in graphs]
+    assert inputs == [[(1, 16, WIDTH), (1, 16)], [(2, 16, WIDTH), (2, 16)]]

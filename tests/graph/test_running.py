@@ -279,6 +279,8 @@ def test_ranks_that_share_key_value_heads_take_their_own(heads: int, shared: boo
         assert torch.allclose(torch.cat(parts, 1), Grouped()(q, *others), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["embedding", "cross_entropy", "cross_entropy of ignored rows"])
+@pytest.mark.parametrize(
+    "name", ["embedding", "index_select", "cross_entropy", "cross_entropy of ignored rows"]
+)
 def test_every_split_of_a_table_and_of_a_loss_is_one_process(two: Workers, name: str) -> None:
     assert judge(two, name).outcome == "agreed"

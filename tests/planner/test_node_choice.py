@@ -15,7 +15,8 @@ from darts_parallel.exact.uniform import find_uniform_plan
 from darts_parallel.gradient import SearchResult
 from darts_parallel.planner._session import Session
 from darts_parallel.planner.methods import search_result
-from darts_parallel.planner.node_choice import node_choices, rent, rented
+from darts_parallel.planner.node_choice import node_choices, offers, rent, rented
+from darts_parallel.plans.space import outer_spaces
 from darts_parallel.problem.billing import Bill, bill, choose
 from darts_parallel.problem.cluster import Cluster
 from darts_parallel.problem.problem import Problem, load_problem
@@ -246,3 +247,15 @@ def test_the_command_refuses_a_budget_that_its_plan_exceeds(command: Command) ->
     assert outcome.status == 2
     assert re.search(r"the cheapest \(dp .* ZeRO-.*\) costs \$", outcome.err)
     assert outcome.files == ()
+
+
+def test_choices_of_nodes_are_compared_by_plans_with_one_stage_a_device() -> None:
+    both = toy("space.virtual_stages=[1,2]", "space.num_micro_batches=8")
+    assert {space.virtual_stages for space in outer_spaces(both)} == {1, 2}
+    choices = [(1, 1), (2, 0)]
+    alone, compared = (
+        [len(offer.tables) for offer in offers(problem, choices)]
+        for problem in (toy("space.num_micro_batches=8"), both)
+    )
+    assert alone == compared
+    assert all(t.virtual_stages == 1 for offer in offers(both, choices) for t in offer.tables)

@@ -1,6 +1,7 @@
 """A run that the model does not believe: no figure moves, and each listed figure explains it."""
 
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 
@@ -80,3 +81,21 @@ def test_the_peak_of_one_rank_is_compared_with_the_stages_that_may_have_it() -> 
     assert found(0.3, range(8)) == found(4.0, range(8)) == found(1.0, range(2)) == ["peak bytes"]
     middle = Trial("log", plan, cost.iteration_time_s, 0.5 * (max(used) + min(used)), range(8))
     assert peak_stage(middle, problem) is None
+
+
+def test_a_peak_is_of_the_fullest_stage_or_above_or_below_all_that_it_may_be_of() -> None:
+    problem = load_problem(["model=toy", "training=toy", "cluster=toy", "space.pp=4"])
+    plan = Plan(4, (0, 2, 3, 4, 7), (LayerStrategy(1, 2),) * 7)
+    used = evaluate(plan, problem).memory_bytes
+    order = sorted(range(4), key=used.__getitem__)
+    size = problem.cluster.num_devices // 4
+    for first, last in combinations(order, 2):
+        ranks = tuple(problem.cluster.pipeline_ranks[stage * size] for stage in (first, last))
+        low, high = used[first], used[last]
+        cases = ((high, last), (2 * high, last), (low, first), (low / 2, first))
+        for peak, stage in (*cases, ((low + high) / 2, None)):
+            trial = Trial("log", plan, 1.0, peak, ranks=ranks)
+            assert peak_stage(trial, problem) == stage
+    # without ranks it is the largest peak of all
+    for peak in (used[order[0]] / 2, 2 * used[order[-1]]):
+        assert peak_stage(Trial("log", plan, 1.0, peak), problem) == order[-1]

@@ -42,6 +42,24 @@ def test_no_simpler_plan_is_taken_that_breaks_the_deadline() -> None:
     assert hours[1.42] < 1.42 < hours[2.0]
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+def test_neighbours_have_all_degrees_but_those_of_a_plan_with_one_strategy(mixed: bool) -> None:
+    problem = load_problem([*JOB, "cluster.devices.toy.memory_GiB=8"])
+    tables = build_tables(problem)
+    degrees = {(choice.dp, choice.tp) for table in tables for choice in table.choices}
+    first = LayerStrategy(4, 1)
+    last = replace(first, recompute="full") if mixed else first
+    layers = (*(first,) * (problem.num_layers - 1), last)
+    own = Plan(4, (0, 3, problem.num_layers), layers)
+    near = list(neighbours(own, tables))
+    found = [(other.layers[0].dp, other.layers[0].tp) for _, other in near]
+    assert sorted(found) == sorted(degrees if mixed else degrees - {(1, 4)})
+    for seconds, other in near:
+        assert len(set(other.layers)) == 1
+        assert (other.pp, other.num_micro_batches) == (2, 4)
+        assert seconds == pytest.approx(evaluate(other, problem).iteration_time_s)
+
+
 @pytest.mark.parametrize("memory", [0.13, 0.15, 0.3])
 def test_a_simpler_plan_is_taken_within_the_tie_and_none_beyond_it(memory: float) -> None:
     problem = load_problem(

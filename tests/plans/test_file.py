@@ -9,6 +9,7 @@ import pytest
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.errors import ConfigError, DartsParallelError, PlanError
 from darts_parallel.exact.result import Verification
+from darts_parallel.plans._fields import Fields
 from darts_parallel.plans.file import read_plan, write_json
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
@@ -33,6 +34,12 @@ def test_a_written_plan_is_read_back(toy_problem: Problem, tmp_path: Path) -> No
     write_json(tmp_path / "plan.json", content(toy_problem))
     assert read_plan(str(tmp_path / "plan.json"), toy_problem.model) == PLAN
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_whole_numbers_of_a_file_are_below_two_to_the_31() -> None:
+    assert Fields({"pp": 2**31 - 1}).read("pp", int) == 2**31 - 1
+    with pytest.raises(PlanError, match="pp=2147483648 must be at most 2147483647; try 2147483647"):
+        Fields({"pp": 2**31}).read("pp", int)
 
 
 @pytest.mark.parametrize("model", [None, "toy", ["toy"]])
