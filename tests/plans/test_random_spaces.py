@@ -36,7 +36,7 @@ Entry = tuple[int, int, int, LayerStrategy]
 def candidates(problem: Problem) -> Iterator[Entry]:
     """Yield pp, cp, micro-batches and a strategy that is no other name of another one."""
     experts = problem.model.has_experts
-    sizes = DEGREES if experts else (1,)
+    sizes = (1, 2, 4, 8) if experts else (1,)
     for pp, tp, cp, dp in product(DEGREES, repeat=4):
         if pp * tp * cp * dp != 8:
             continue
