@@ -126,3 +126,20 @@ def test_xla_does_not_repeat_the_last_product_of_an_mlp(modules: list[str] | Non
     blocks = sum(layer.recomputable for layer in problem.model.layers)
     pruned = repeated(with_fact(problem, prunes_recomputation=True))
     assert repeated(problem) - pruned == pytest.approx(blocks * product, rel=1e-6)
+
+
+@pytest.mark.parametrize(("tp", "owners"), [(1, 2), (2, 1)])
+def test_each_owner_of_a_stage_broadcasts_unless_it_is_alone(tp: int, owners: int) -> None:
+    problem = load_problem(["model=toy", "cluster=toy", "training=toy"])
+    strategy = LayerStrategy(tp, 8 // (4 * tp), 1, "none", False)
+    layers = problem.num_layers
+    plan = Plan(2, (0, 2, 4, 5, layers), (strategy,) * layers)
+    short, long = (
+        evaluate(plan, with_fact(problem, owner_broadcast_ms=ms)).breakdown_s["gradient_sync"]
+        for ms in (1e-9, 2.7)
+    )
+    # a broadcast is of an even stage; the one that ends last has two blocks
+    held = sum(layer.parameters(0) for layer in problem.model.layers[2:4])
+    share = 4 * held / problem.model.num_parameters
+    expected = (owners > 1) * owners * 2.7e-3 * share
+    assert long - short == pytest.approx(expected, rel=0.05)

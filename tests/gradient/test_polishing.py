@@ -17,7 +17,7 @@ from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.outer_choice import OuterChoiceSolver
 from darts_parallel.exact.result import DeadlineError
 from darts_parallel.gradient import polishing, pool_polishing
-from darts_parallel.gradient.polishing import _adopt, _runs, polish, repartitioned
+from darts_parallel.gradient.polishing import _adopt, _every_run, _runs, polish, repartitioned
 from darts_parallel.gradient.pool import PlanPool
 from darts_parallel.gradient.pool_polishing import Work, polish_pool
 from darts_parallel.gradient.rounding import harden, repair
@@ -253,6 +253,13 @@ def test_runs_of_layers_lie_in_one_stage(pp: int, monkeypatch: pytest.MonkeyPatc
         for last in range(first, end)
     ]
     assert sorted(_runs(table, plan).tolist()) == sorted(inside)
+    neighbours = {
+        tuple(choice if first <= layer < end else own for layer, own in enumerate(present))
+        for present in [plan.choices[0].tolist()]
+        for first, end in [*inside, [0, 12]]
+        for choice in range(len(table.choices))
+    }
+    assert set(map(tuple, _every_run(table, plan).tolist())) == neighbours
     most = len(inside) * len(table.choices)
     monkeypatch.setattr(polishing, "MAX_RUNS", most)
     assert len(_runs(table, plan)) == len(inside)
