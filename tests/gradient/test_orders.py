@@ -401,3 +401,29 @@ def test_no_order_is_searched_where_none_can_win() -> None:
         for known, wins in ((1.01 * least, some), (least, False), (2 * pool.best_time, some)):
             search.found = [SimpleNamespace(seconds=known)]  # type: ignore[list-item]
             assert bool(search._bases()) == wins
+
+
+def test_the_best_orders_are_kept_once_and_the_best_of_every_table_is_added() -> None:
+    table = free_table(0, "zero_bubble_h1", 2, 4)
+    pool = PlanPool([table, table], "layerwise")
+    bounds = [torch.zeros(1), torch.zeros(1)]
+    search = OrderSearch(pool, "layerwise", SearchConfig(), 0, bounds)
+    problems = [OrderProblem(table, 0, "layerwise", number) for number in range(2)]
+    start = problems[0].starts(first_plan(table))[0]
+    given = [
+        replace(start, problem=problems[place % 2], seconds=float(seconds))
+        for place, seconds in enumerate([9, 3, 8, 5, 3, 1, 7, 6, 2, 4])
+    ]
+    for order in given:
+        search._add([order])
+    assert [order.seconds for order in search.found] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    search._add([replace(start, seconds=4.0), replace(start, seconds=0.5)])
+    assert [order.seconds for order in search.found] == [0.5, 1.0, 2.0, 3.0, 4.0, 5.0]
+    fast, *_, slow = problems[0].starts(first_plan(table))
+    assert fast.seconds < slow.seconds
+    search.found = [fast, slow, replace(slow, problem=problems[1])]
+    search.keep()
+    codes = [problems[0].code(order) for order in (fast, slow)]
+    assert sorted(own.pipeline.schedule for own in pool.tables[2:]) == sorted(codes)
+    assert pool.best is not None
+    assert pool.best.time == pytest.approx(fast.seconds, rel=1e-12)
