@@ -215,7 +215,9 @@ class Job(Watcher):
     def _assumed_links(self, cluster: ClusterConfig) -> Iterator[str]:
         """Say which links of `cluster=box` were assumed, and not named by the user."""
         node = cluster.nodes[0]
-        links = [(INSIDE, "inside a node", node.intra_node)]
+        links = []
+        if node.gpus > 1:
+            links.append((INSIDE, "inside a node", node.intra_node))
         if node.count > 1:
             links.append((BETWEEN, "between nodes", cluster.inter_node))
         for place, words, link in links:

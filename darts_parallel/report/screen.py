@@ -156,8 +156,9 @@ def _job_words(problem: Problem) -> str:
         if {"linear_qkv", "linear_fc1"} & {*problem.training.lora_targets}:
             size += ", fused qkv and fc1"
     config = problem.config
-    gpus = problem.cluster.num_devices
-    return f"{config.model.name} ({size}) on {config.cluster.name}, {gpus} GPUs"
+    count = problem.cluster.num_devices
+    gpus = "1 GPU" if count == 1 else f"{count} GPUs"
+    return f"{config.model.name} ({size}) on {config.cluster.name}, {gpus}"
 
 
 def _training_words(problem: Problem) -> str:

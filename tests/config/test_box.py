@@ -83,5 +83,8 @@ def test_assumed_links_stand_on_the_second_line(command: Command) -> None:
         second == "assumed: 25 GB/s inside a node; set cluster.nodes.0.intra_node.bandwidth_GBps="
     )
     assert "assumed" not in third
+    alone = command(*few, *box[:2], "gpus=1", "nodes=1", "gbs=8", *QUIET).out.splitlines()
+    assert alone[0].endswith(" on 1x1_rtx4090, 1 GPU")
+    assert "assumed" not in alone[1]  # it has no link to another GPU
     with pytest.raises(ConfigError):
         load_config([*few, "gpu=h100"])
