@@ -23,7 +23,7 @@ from darts_parallel.cost import (
     even_uniform_plans,
 )
 from darts_parallel.gradient import orders
-from darts_parallel.gradient.orders import Order, OrderProblem, OrderSearch
+from darts_parallel.gradient.orders import KEPT, Order, OrderProblem, OrderSearch
 from darts_parallel.gradient.pool import PlanPool
 from darts_parallel.schedules import NAMES, find
 from tests.support.random_tables import random_table
@@ -427,3 +427,27 @@ def test_the_best_orders_are_kept_once_and_the_best_of_every_table_is_added() ->
     assert sorted(own.pipeline.schedule for own in pool.tables[2:]) == sorted(codes)
     assert pool.best is not None
     assert pool.best.time == pytest.approx(fast.seconds, rel=1e-12)
+
+
+def test_halving_goes_on_with_the_better_half_and_keeps_the_two_best_of_every_round() -> None:
+    ends = np.random.default_rng(0).permutation(15).tolist()
+    given: list[list[float]] = [ends[:8], ends[8:12], ends[12:14], ends[14:]]
+    asked, moves = [], []
+
+    def annealed(order: Any, number: int, state: Any) -> Any:
+        asked.append(order.seconds)
+        moves.append(number)
+        return SimpleNamespace(seconds=1.0 + ends[len(asked) - 1])
+
+    pool = PlanPool([], "layerwise")
+    search = OrderSearch(pool, "layerwise", SearchConfig(), 0, bounds=[])
+    problem: Any = SimpleNamespace(work=10, annealed=annealed)
+    orders: Any = [SimpleNamespace(seconds=100.0)]
+    assert not search._halve(problem, orders, 4 * 8 * 10 * 5)
+    best = [1.0 + end for row in given for end in sorted(row)[:2]]
+    assert [order.seconds for order in search.found] == sorted(best)[:KEPT]
+    assert asked[8:12] == sorted(1.0 + end for end in given[0])[:4]
+    assert asked[12:14] == sorted(1.0 + end for end in given[1])[:2]
+    assert asked[14] == min(1.0 + end for end in given[2])
+    # every round has as many moves
+    assert moves == [5] * 8 + [10] * 4 + [20] * 2 + [40]
