@@ -57,6 +57,15 @@ def test_remembered_paths_are_exact_where_they_are_taken_and_below_in_between() 
         if step % 3 == 0:
             torch.testing.assert_close(seconds, exact, rtol=1e-12, atol=0.0)
     assert len(memory.paths) == 3
+    few = PathMemory(every=1, keep=2)
+    for step in range(4):
+        passes, sync = pipelines(step, pp, pp)
+        seconds, awaited = few.seconds(passes, sync, count, model)
+        known = torch.stack([path.seconds(passes, sync) for path in few.paths])
+        torch.testing.assert_close(seconds, known.amax(0), rtol=0.0, atol=0.0)
+        # the iteration waits for the synchronisation of one device
+        assert ((sync - awaited.unsqueeze(1)).abs().amin(1) < 1e-12).all()
+    assert len(few.paths) == 2
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), CASES)
