@@ -155,16 +155,21 @@ def test_names_in_backticks_exist() -> None:
     assert not broken, "\n".join(broken)
 
 
-def private_words(text: str) -> list[str]:
-    """Return the words of a text that only this project uses, each with the field's word.
+def pattern_of(words: str) -> str:
+    """Write words as a regular expression: a phrase may go on in the next line, behind a comment's mark."""
+    pattern = words.replace(" ", r"[\s#]+")
+    ends = r"(?![A-Za-z])" if words[-1].isalpha() else ""
+    return rf"\b({pattern}){ends}"
 
-    A phrase may go on in the next line, behind the mark of a comment.
-    """
+
+ANY_PRIVATE_WORD = re.compile("|".join(map(pattern_of, PRIVATE_WORDS)), re.IGNORECASE)
+
+
+def private_words(text: str) -> list[str]:
+    """Return the words of a text that only this project uses, each with the field's word."""
     found = []
-    for words, plain in PRIVATE_WORDS.items():
-        pattern = words.replace(" ", r"[\s#]+")
-        ends = r"(?![A-Za-z])" if words[-1].isalpha() else ""
-        match = re.search(rf"\b({pattern}){ends}", text, re.IGNORECASE)
+    for words, plain in PRIVATE_WORDS.items() if ANY_PRIVATE_WORD.search(text) else ():
+        match = re.search(pattern_of(words), text, re.IGNORECASE)
         if match:
             found.append(f"{' '.join(match[0].split())!r}: say {plain!r}")
     return found

@@ -228,6 +228,8 @@ def _held_at_once(stage: StageContext, part: ShardGroup, most: float, ranks: Sca
         most: Most parameters of a rank that are held at once.
         ranks: Ranks over which they are divided, next to tensor parallelism.
     """
+    if not most:
+        return torch.zeros_like(part.shards)
     share = (most * stage.choices.tp * ranks / stage.model.num_parameters).clamp(max=1.0)
     return (stage.choices.zero_stage == 3) * share * part.parameters / ranks
 
@@ -354,7 +356,9 @@ def _messages(
         attention: Seconds of the attention core forward.
         compute: Seconds of all kernels of the layer in forward and in backward.
     """
-    messages = [_Message(CONTEXT, "core_attn", *_key_seconds(stage, layer, attention))]
+    messages = []
+    if stage.choices.cp > 1 and layer.cores:
+        messages = [_Message(CONTEXT, "core_attn", *_key_seconds(stage, layer, attention))]
     for term in added:
         if term.message:
             seconds = term.message_seconds(stage, layer, compute)
@@ -409,11 +413,7 @@ def _key_seconds(stage: StageContext, layer: LayerSpec, core: Tensor) -> BothPas
     again and reduce-scatters their gradients. Grouped-query attention sends its few KV heads only.
     Runs next to the attention core, which cp balances.
     """
-    choices = stage.choices
-    if choices.cp == 1 or not layer.cores:
-        none = torch.zeros_like(core)
-        return none, none
-    whole = choices.cp * key_value_bytes(stage, layer)
+    whole = stage.choices.cp * key_value_bytes(stage, layer)
     gather = context_gather(stage, whole)
     exponent = stage.device.overlap_exponent
     return exposed(core, gather, exponent), exposed(BACKWARD_FACTOR * core, 2.0 * gather, exponent)

@@ -135,9 +135,9 @@ def sharding_seconds(
     # without shards the gradients are all-reduced
     once = torch.where(zero == 0, 2.0 * scatter, torch.where(zero == 1, scatter, 0.0))
     last = exposed_by(backward, once + replicas)
-    # broadcasts of owners are waited for before the next forward pass
-    waited = gather if stage.software.owner_broadcast_ms else gathered
-    waited = waited + _owner_broadcast_seconds(stage, parts[0])
+    waited = gathered
+    if stage.software.owner_broadcast_ms:  # broadcasts are waited for before the next forward pass
+        waited = gather + _owner_broadcast_seconds(stage, parts[0])
     gathered = torch.where((zero == 0) | third, none, waited)
     return {"forward": per_forward, "backward": per_backward, "iteration": last + gathered}
 

@@ -58,12 +58,12 @@ class StageContext:
             choices,
         )
 
-    @property
+    @cached_property
     def group(self) -> NodeGroup:
         """Node group that decides the stage's speed."""
         return self.cluster.groups[self.topology.group]
 
-    @property
+    @cached_property
     def device(self) -> Device:
         """Device of the stage."""
         return self.group.device
@@ -108,12 +108,12 @@ class StageContext:
         gpus = torch.full_like(local, self.topology.gpus_per_node)
         return RingGroup(local, nodes, gpus, *self.links)
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Bytes of one activation element."""
         return element_bytes(self.training)
 
-    @property
+    @cached_property
     def state(self) -> StateBytes:
         """Bytes per parameter of trained weights."""
         return state_bytes(self.training.precision, self.training.optimizer, self.software)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from darts_parallel.graph import PlannedGraph, plan_graph
+from darts_parallel.graph.operators import ModuleGraph
 from darts_parallel.graph.report import graph_dict, tensor_parallel_plan
 from tests.graph.megatron_template import template_plan
 from tests.graph.running import mesh, on_meta
@@ -41,6 +43,12 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(functional.gelu(self.up(x)))
+
+
+@cache
+def small_mlp() -> ModuleGraph:
+    """Capture an MLP whose weights are small next to its many tokens."""
+    return on_meta(lambda: MLP(512), (4096, 63, 512))
 
 
 class QueryAttention(nn.Module):
@@ -151,7 +159,7 @@ def test_sequence_parallelism_where_memory_is_tight() -> None:
     assert labels(free, "layer_norm") == ["none", "none"]
     assert kinds(free)["forward", "all_reduce"] == kinds(free)["backward", "all_reduce"] == 2
     used = free.plan.space.memory_bytes(free.plan.assignment) / 2.0**30
-    tight = planned(lambda: PlainBlock(4096), (4, 2048, 4096), ends="free", memory=0.7 * used)
+    tight = plan_graph(free.graph, mesh(8), ends="free", memory=0.7 * used)
     assert tight.plan.space.memory_bytes(tight.plan.assignment) <= 0.7 * used * 2.0**30
     assert set(labels(tight, "layer_norm")) <= {"d0", "d1"}
     moved = kinds(tight)
@@ -187,7 +195,7 @@ def test_expert_parallelism_with_its_two_all_to_alls() -> None:
 
 def test_data_parallelism_where_weights_are_small() -> None:
     """A large batch: every operator splits it, and only the weights' gradients are reduced."""
-    plan = planned(lambda: MLP(512), (4096, 63, 512), ends="free")
+    plan = plan_graph(small_mlp(), mesh(8), ends="free")
     assert set(labels(plan, "linear")) == {"rows0"}
     assert not kinds(plan)
     assert set(kinds(plan, "parameter")) == {("backward", "all_reduce")}
@@ -215,7 +223,7 @@ def test_two_axes_take_data_and_tensor_parallelism() -> None:
 
 
 def test_two_axes_split_one_batch_where_weights_are_small() -> None:
-    plan = planned(lambda: MLP(512), (4096, 63, 512), ranks=(2, 4), ends="free")
+    plan = plan_graph(small_mlp(), mesh(2, 4), ends="free")
     found = {plan.plan.choice(op).labels for op in plan.graph.computing if op.op == "linear"}
     assert found == {("rows0", "rows0")}
     assert not kinds(plan)
