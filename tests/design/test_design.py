@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from darts_parallel import plan
 from darts_parallel.cli._design import _interval, design_dict, main
 from darts_parallel.config import group_files
-from darts_parallel.cost import evaluate
+from darts_parallel.cost import build_tables, evaluate, evaluate_batch, even_uniform_plans
 from darts_parallel.design import (
     FIGURES,
     Answer,
@@ -127,6 +127,17 @@ def test_knobs_multiply_in_every_node_group_that_they_name() -> None:
     factors = _Factors(Knobs((figure, f"nodes.0.{figure}"), *np.ones((5, 2))), cluster)
     assert factors.rows == [Factor(figure, 0, 0), Factor(figure, 1, 1)]
     assert factors.matrix.tolist() == [[1.0, 1.0], [1.0, 0.0]]
+
+
+def test_without_a_knob_of_memory_the_plans_that_fit_are_priced() -> None:
+    problem = load_problem([*JOB, "cluster=toy", "cluster.devices.toy.memory_GiB=0.102"])
+    pricing = Pricing(problem, products.NO_KNOBS, products.NO_KNOBS)
+    feasible = []
+    for table in build_tables(problem):
+        feasible += evaluate_batch(table, even_uniform_plans(table)).feasible.tolist()
+    assert len(pricing.needs) == sum(feasible) < len(feasible)
+    plans = [pricing.plan(number) for number in range(len(pricing.needs))]
+    assert all(evaluate(own, problem).feasible for own in plans)
 
 
 def test_money_that_nearly_buys_the_most_bounds_what_it_buys_from_below() -> None:

@@ -255,6 +255,16 @@ def test_schedules_with_one_stage_a_device_come_first() -> None:
     assert [choice.schedule for choice in found] == ["1f1b", "zero_bubble_v"]
 
 
+@pytest.mark.parametrize(("pin", "counts"), [((), {2, 3}), (("2",), {2}), (("[1,3]",), {3})])
+def test_interleaved_stages_that_are_named_have_the_pinned_numbers_or_any(
+    pin: tuple[str, ...], counts: set[int]
+) -> None:
+    words = ["space.schedules=[interleaved]", "model.num_layers=6"]
+    problem = toy(*words, *(f"space.virtual_stages={value}" for value in pin))
+    found = schedule_choices(problem.config.space, problem.model, 2)
+    assert {choice.virtual_stages for choice in found} == counts
+
+
 def test_every_divisor_above_1_of_the_data_parallel_ranks_is_a_shard_size() -> None:
     pins = ("space.pp=2", "space.tp=1")
     for size in (2, 4):
