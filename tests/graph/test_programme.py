@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from darts_parallel.cost.collectives import all_reduce, reduce_scatter
-from darts_parallel.cost.compute import gemm_seconds
+from darts_parallel.cost.compute import gemm_seconds, stream_seconds
 from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
 from darts_parallel.graph._mesh import Step
 from darts_parallel.graph._prices import product_shape
@@ -163,6 +163,34 @@ def test_ties_make_collectives_and_split_parameters_alone_more_expensive() -> No
         for number, choice in enumerate(group.choices, first):
             split = group.operators[0].op in (PARAMETER, RELAY) and "none" not in choice.labels
             assert bool(tied[number] > cost[number]) == split
+
+
+class Elementwise(nn.Module):
+    """Three operators on every element, of which the second may be returned, too."""
+
+    def __init__(self, both: bool) -> None:
+        super().__init__()
+        self.both = both
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        gate = torch.sigmoid(functional.gelu(x))
+        made = x * gate
+        return (made, gate) if self.both else (made,)
+
+
+@pytest.mark.parametrize(("both", "moved"), [(False, 2), (True, 5)])
+def test_operators_of_one_kernel_read_and_write_memory_once(both: bool, moved: int) -> None:
+    """A value that is returned ends the kernel: the next one reads it, and its other input again."""
+    graph = on_meta(lambda: Elementwise(both), [1024, 1024])
+    own = mesh(2)
+    prices = GraphSpace(graph, own).prices
+    seconds = 0.0
+    for op in graph.computing:
+        shapes = [(1024, 1024)] * len(op.inputs)
+        seconds += prices.seconds(op, shapes, [(1024, 1024)], training=False)
+    size = torch.full((1,), 2.0 * moved * 1024**2, dtype=torch.float64)
+    expected = float(stream_seconds(own.device.streaming_factor * size, own.device))
+    assert seconds == pytest.approx(expected, rel=1e-6)
 
 
 def test_an_axis_that_splits_parts_of_another_is_gathered_first() -> None:
