@@ -1,16 +1,20 @@
-"""The space of random pins is every plan that the check of plans accepts, without two names of one plan."""
+"""Spaces of random pins against the check of plans, and advice on experts that is followed."""
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from random import Random
+from typing import Any
 
 import pytest
+import yaml
 
-from darts_parallel.errors import ConfigError, PlanError
-from darts_parallel.plans.legality import check_plan
+from darts_parallel.errors import ConfigError, PlanError, UnsupportedError
+from darts_parallel.plans.legality import check_plan, refuse_model
 from darts_parallel.plans.space import outer_spaces
 from darts_parallel.plans.strategy import LayerStrategy, Plan
+from darts_parallel.problem.model import Model
 from darts_parallel.problem.problem import Problem, load_problem
 
 DEGREES = (1, 2, 3, 4, 8)
@@ -166,3 +170,24 @@ def test_degrees_of_experts_that_a_stage_lacks_get_the_closest_ones() -> None:
         assert near in legal_ones
         steps = [abs(own[0] - ep) + abs(own[1] - etp) for own in legal_ones]
         assert abs(near[0] - ep) + abs(near[1] - etp) == min(steps)
+
+
+@pytest.mark.parametrize(
+    ("key", "other"),
+    [
+        ("moe_router_num_groups", 4),
+        ("moe_router_enable_expert_bias", True),
+        ("moe_expert_capacity_factor", 1.0),
+        ("moe_router_score_function", "sigmoid"),
+        ("moe_router_pre_softmax", True),
+        ("moe_router_topk_scaling_factor", 2.5),
+    ],
+)
+def test_routing_that_cannot_run_here_is_refused_and_the_advice_runs(key: str, other: Any) -> None:
+    built = replace(load_problem(MIXTURE).model.config, moe_shared_expert_intermediate_size=None)
+    training = load_problem(MIXTURE).training
+    refuse_model(Model(built, fused_attention=True), training)
+    with pytest.raises(UnsupportedError, match=f"model.{key}={other}, .*; try ") as error:
+        refuse_model(Model(replace(built, **{key: other}), fused_attention=True), training)
+    near = yaml.safe_load(str(error.value).partition("; try ")[2].removesuffix("."))
+    refuse_model(Model(replace(built, **{key: near}), fused_attention=True), training)
