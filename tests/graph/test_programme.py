@@ -165,6 +165,16 @@ def test_ties_make_collectives_and_split_parameters_alone_more_expensive() -> No
             assert bool(tied[number] > cost[number]) == split
 
 
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_a_convolution_is_a_product_for_each_of_its_groups(groups: int) -> None:
+    """Every pixel of every image is a row; an output channel sees the inputs of its group."""
+    graph = on_meta(lambda: nn.Conv2d(8, 16, 3, padding=1, groups=groups), [2, 8, 10, 10])
+    (op,) = [op for op in graph.computing if op.op.startswith("conv")]
+    shape = product_shape(op, graph.shapes(op.inputs), graph.shapes(op.outputs)[0])
+    gemm = Gemm(16 // groups, 8 // groups * 9, "column")
+    assert (shape.rows, shape.weights, shape.count) == (2 * 10 * 10, gemm, groups)
+
+
 class Elementwise(nn.Module):
     """Three operators on every element, of which the second may be returned, too."""
 
