@@ -67,6 +67,8 @@ def require_legal_pins(
     rules = _rules(pipeline_units(model), devices, training, f"{factors} = {devices}")
     if not cluster.homogeneous:
         rules["pp"] += UNLIKE
+    if splits_sequence(space, model):
+        rules["tp"] += f", and training.seq_len={training.seq_len} (sequence parallelism)"
     for key, values in pins.items():
         members = sorted({getattr(combination, key) for combination in legal})
         # a list may have illegal values, which never enter the space; one legal value is enough
@@ -81,6 +83,11 @@ def require_legal_pins(
             f"dp * num_micro_batches * micro_batch_size must be training.global_batch_size={batch} (virtual "
             f"stages want a multiple of pp micro-batches); try {ways}."
         )
+
+
+def splits_sequence(space: SpaceConfig, model: Model) -> bool:
+    """Return whether all tensor-parallel layers must be sequence-parallel: by a pin, or for experts."""
+    return model.has_experts or space.pinned("sequence_parallel") == (True,)
 
 
 def _pins(space: SpaceConfig) -> Pins:

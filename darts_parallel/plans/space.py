@@ -23,7 +23,7 @@ from darts_parallel.config import (
 )
 from darts_parallel.errors import ConfigError, Entries, closest
 from darts_parallel.plans._expert_degrees import ExpertDegrees, expert_degrees, require_expert_pins
-from darts_parallel.plans._pins import require_legal_pins, require_pure_stages
+from darts_parallel.plans._pins import require_legal_pins, require_pure_stages, splits_sequence
 from darts_parallel.plans.degrees import (
     context_degrees,
     divides_nodes,
@@ -139,6 +139,8 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
         refuse_model(model, training)
     require_pure_stages(model, cluster)
     tensor = tensor_degrees(space, model, cluster, problem.measured).tried
+    if splits_sequence(space, model):
+        tensor = [tp for tp in tensor if training.seq_len % tp == 0]
     require_legal_pins(space, model, cluster, training, tensor)
     require_expert_pins(space, model, cluster)
     _, offloaded = space.shares or (0.0, 0.0)
@@ -400,7 +402,8 @@ def _options(
         stages = (0,)
     sequence_parallel = [False]
     if degrees.tp > 1:
-        sequence_parallel = _sequence_parallel(space, model, seq_len % degrees.tp == 0)
+        divides = seq_len % (degrees.tp * degrees.cp) == 0
+        sequence_parallel = _sequence_parallel(space, model, divides)
     options: dict[str, Sequence[Any]] = {"zero_stage": stages}
     options["recompute"] = space.pinned("recompute") or RECOMPUTE
     options["sequence_parallel"] = sequence_parallel
@@ -413,14 +416,12 @@ def _sequence_parallel(space: SpaceConfig, model: Model, divides: bool) -> list[
     """Return the values of sequence parallelism that tensor-parallel layers may have.
 
     Args:
-        divides: The tensor-parallel degree divides the sequence.
+        divides: The tensor-parallel ranks have equal parts of the sequence, as Megatron-LM asserts.
     """
     pinned = space.pinned("sequence_parallel") or (False, True)
     if model.has_experts:  # Megatron-LM's rule: experts take tokens that are split over tp
-        return [own for own in pinned if own and (divides or not space.executable)]
-    if divides or not space.executable:
-        return list(pinned)
-    return [False]
+        return [own for own in pinned if own and divides]
+    return [own for own in pinned if divides or not own]
 
 
 def _bits(pinned: tuple[int, ...] | None, ranks: int) -> Sequence[int]:

@@ -84,6 +84,17 @@ def test_a_pinned_value_is_kept(pin: str, check) -> None:  # type: ignore[no-unt
     assert all(check(s.pp, m, c) for s in spaces for m in s.num_micro_batches for c in s.choices)
 
 
+def test_sequence_parallel_ranks_have_equal_parts_of_the_sequence() -> None:
+    """Megatron-LM asserts it at the first step: a script had --sequence-parallel and 8,191 tokens."""
+    layers = [c for own in outer_spaces(toy("training.seq_len=62")) for c in own.choices]
+    assert {c.tp for c in layers if c.sequence_parallel} == {2}
+    assert 4 in {c.tp for c in layers}
+    pinned = ("training.seq_len=62", "space.sequence_parallel=true")
+    assert {c.tp for own in outer_spaces(toy(*pinned)) for c in own.choices} == {1, 2}
+    with pytest.raises(ConfigError, match=r"tp=4 must .*training\.seq_len=62 .*; try 2\.$"):
+        outer_spaces(toy(*pinned, "space.tp=4"))
+
+
 def test_a_micro_batch_is_whole_and_of_a_pinned_size() -> None:
     free = toy().config.space
     pinned = toy("space.micro_batch_size=[2,3]").config.space
