@@ -106,7 +106,7 @@ def _rules(units: int, devices: str, training: TrainingConfig, filled: str) -> d
     batch = f"divide training.global_batch_size={training.global_batch_size}"
     return {
         "pp": f"divide the {devices} and leave every stage one of the {units} layers",
-        "tp": f"divide the heads, the KV heads, the {devices}, and a node or be whole nodes",
+        "tp": f"divide the heads, the KV heads, the MLP width, the {devices}, and a node or be whole nodes",
         "virtual_stages": f"leave each of pp * virtual_stages stages one of the {units} layers, "
         "with pp > 1 and num_micro_batches a multiple of pp",
         "cp": f"divide the {devices} and, twice where attention is causal, "

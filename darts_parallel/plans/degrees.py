@@ -67,19 +67,19 @@ def legal_tensor_degrees(
 ) -> list[int]:
     """Return tensor-parallel degrees that a plan may have.
 
-    They divide the heads: of queries, of keys and values, and of state spaces; some trainers copy
-    heads of keys and values. They divide the nodes of some type, or consist of them. With
-    `cost=profiled` they were measured.
+    They divide the width of the MLP and the heads: of queries, of keys and values, and of state
+    spaces; some trainers copy heads of keys and values. They divide the nodes of some type, or
+    consist of them. With `cost=profiled` they were measured.
 
     Errors:
         ConfigError: `cost=profiled`, and none of them was measured.
     """
     sizes = node_sizes(cluster)
-    heads = _heads(model)
+    sizes_of_layers = _divided_sizes(model)
 
     def possible(tp: int) -> bool:
         whole = any(divides_nodes(tp, size) for size in sizes)
-        return whole and _divides_all(tp, heads) and _divides_key_values(tp, model)
+        return whole and _divides_all(tp, sizes_of_layers) and _divides_key_values(tp, model)
 
     legal = list(filter(possible, divisors(cluster.num_devices)))
     if measured is None:
@@ -103,12 +103,12 @@ def _divides_all(number: int, multiples: Sequence[int]) -> bool:
     return all(multiple % number == 0 for multiple in multiples)
 
 
-def _heads(model: Model) -> list[int]:
-    """Return the numbers of heads that a degree divides; none for a custom block."""
+def _divided_sizes(model: Model) -> list[int]:
+    """Return the heads and the MLP width that a degree divides; none for a custom block."""
     if model.block:
         return []
     config = model.config
-    return [config.num_heads, *_state_space_heads(model)]
+    return [config.num_heads, config.mlp_width, *_state_space_heads(model)]
 
 
 def _divides_key_values(tp: int, model: Model) -> bool:

@@ -23,7 +23,7 @@ from darts_parallel.plans.degrees import (
     legal_tensor_degrees,
 )
 from darts_parallel.plans.strategy import LayerStrategy, Plan, degrees, read_strategy
-from darts_parallel.problem import Cluster, LayerSpec, MeasuredTimes, Model, Problem
+from darts_parallel.problem import Cluster, MeasuredTimes, Model, Problem
 
 PARTS: dict[str, str] = read_yaml(Path(__file__).with_suffix(".yaml"))
 """Parts of models in words, by key of the model."""
@@ -96,7 +96,7 @@ def check_plan(
     for (strategy, gpus), name in _distinct_strategies(plan, model, cluster).items():
         read_strategy(vars(strategy), f"{name}.")
         legal = [tp for tp in tensor if divides_nodes(tp, gpus)]
-        _check_strategy(name, strategy, plan, size, training.global_batch_size, legal)
+        _check_strategy(name, strategy, plan, size, training, legal)
         check_experts(name, strategy, model, cluster, size)
 
 
@@ -136,9 +136,14 @@ def _check_chunks(plan: Plan) -> None:
 
 
 def _check_strategy(
-    name: str, strategy: LayerStrategy, plan: Plan, size: int, batch: int, tensor: Sequence[int]
+    name: str,
+    strategy: LayerStrategy,
+    plan: Plan,
+    size: int,
+    training: TrainingConfig,
+    tensor: Sequence[int],
 ) -> None:
-    """Refuse a strategy that does not fit a stage of `size` GPUs or the global batch.
+    """Refuse a strategy that does not fit a stage of `size` GPUs, the global batch or the sequence.
 
     Args:
         tensor: Tensor-parallel degrees that the nodes of the stage admit.
@@ -157,10 +162,17 @@ def _check_strategy(
         )
         require_listed(strategy.shard_size, divisors(copies), rule, PlanError)
     rule = (
-        f"plan: {name} has tp={strategy.tp}, which must divide the heads, the KV heads and the GPUs "
-        "of a node (or consist of whole nodes)"
+        f"plan: {name} has tp={strategy.tp}, which must divide the heads, the KV heads, the MLP width and "
+        "the GPUs of a node (or consist of whole nodes)"
     )
     require_listed(strategy.tp, tensor, rule, PlanError)
+    seq_len = training.seq_len
+    if strategy.sequence_parallel and seq_len % (strategy.tp * plan.cp):
+        raise PlanError(
+            f"plan: {name} has sequence_parallel=true with tp={strategy.tp} and cp={plan.cp}, which must "
+            f"divide training.seq_len={seq_len}; try sequence_parallel=false."
+        )
+    batch = training.global_batch_size
     step = strategy.dp * plan.num_micro_batches
     if batch % step:
         near = f"training.global_batch_size={step * max(round(batch / step), 1)}"
@@ -215,18 +227,8 @@ def refuse_unexecutable(plan: Plan, problem: Problem) -> None:
             "reduces gradients before those of the weights are there; try space.zero_stage=[0,1]."
         )
     for spec, strategy in zip(problem.model.layers, plan.layers, strict=True):
-        _refuse_layer(spec, strategy, problem.training.seq_len)
-
-
-def _refuse_layer(spec: LayerSpec, strategy: LayerStrategy, seq_len: int) -> None:
-    """Refuse the strategy of a layer that cannot be executed."""
-    dense = spec.name.startswith("layers.") and spec.experts is None
-    _refuse_bits(spec.name, strategy, block=dense)
-    if strategy.sequence_parallel and seq_len % strategy.tp:
-        raise UnsupportedError(
-            f"plan: {spec.name} has sequence_parallel=true with tp={strategy.tp}, which must divide "
-            f"training.seq_len={seq_len}; try sequence_parallel=false."
-        )
+        dense = spec.name.startswith("layers.") and spec.experts is None
+        _refuse_bits(spec.name, strategy, block=dense)
 
 
 def _refuse_blocks(plan: Plan, block: int) -> None:

@@ -95,6 +95,14 @@ def test_sequence_parallel_ranks_have_equal_parts_of_the_sequence() -> None:
         outer_spaces(toy(*pinned, "space.tp=4"))
 
 
+def test_tensor_parallel_ranks_have_equal_parts_of_the_mlp() -> None:
+    """Megatron-LM's layers assert it (`divide` in its tensor_parallel/layers.py)."""
+    layers = [c for own in outer_spaces(toy("model.ffn_hidden_size=258")) for c in own.choices]
+    assert {c.tp for c in layers} == {1, 2}
+    with pytest.raises(ConfigError, match=r"tp=4 must divide .* the MLP width.*; try 2\.$"):
+        outer_spaces(toy("model.ffn_hidden_size=258", "space.tp=4"))
+
+
 def test_a_micro_batch_is_whole_and_of_a_pinned_size() -> None:
     free = toy().config.space
     pinned = toy("space.micro_batch_size=[2,3]").config.space
