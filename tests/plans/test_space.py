@@ -1,16 +1,18 @@
 import re
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
 from darts_parallel.config.schema import RECOMPUTE
-from darts_parallel.errors import ConfigError
+from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.plans.degrees import (
     batch_note,
     divisors,
     tensor_degrees,
     virtual_stage_counts,
 )
+from darts_parallel.plans.legality import check_plan
 from darts_parallel.plans.space import (
     ScheduleChoice,
     left_out,
@@ -18,7 +20,7 @@ from darts_parallel.plans.space import (
     outer_spaces,
     schedule_choices,
 )
-from darts_parallel.plans.strategy import LayerStrategy
+from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 
 TOY = ["model=toy", "cluster=toy", "training=toy"]
@@ -93,6 +95,21 @@ def test_sequence_parallel_ranks_have_equal_parts_of_the_sequence() -> None:
     assert {c.tp for own in outer_spaces(toy(*pinned)) for c in own.choices} == {1, 2}
     with pytest.raises(ConfigError, match=r"tp=4 must .*training\.seq_len=62 .*; try 2\.$"):
         outer_spaces(toy(*pinned, "space.tp=4"))
+
+
+def test_sequence_parallel_ranks_divide_the_part_of_their_context_parallel_rank() -> None:
+    problem = toy("training.seq_len=12", "space.cp=null")
+    found: dict[int, set[int]] = {}
+    for own in outer_spaces(problem):
+        found.setdefault(own.cp, set()).update(c.tp for c in own.choices if c.sequence_parallel)
+    assert found == {1: {2, 4}, 2: {2}}
+    layer = LayerStrategy(4, 1, sequence_parallel=True)
+    plan = Plan(1, (0, problem.num_layers), (layer,) * problem.num_layers, cp=2)
+    parts = (problem.model, problem.cluster, problem.training, problem.measured)
+    with pytest.raises(PlanError, match=r"tp=4 and cp=2, which must divide training\.seq_len=12"):
+        check_plan(plan, *parts)
+    without = replace(layer, sequence_parallel=False)
+    check_plan(replace(plan, layers=(without,) * problem.num_layers), *parts)
 
 
 def test_tensor_parallel_ranks_have_equal_parts_of_the_mlp() -> None:
