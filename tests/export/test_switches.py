@@ -1,6 +1,5 @@
 """Switches of the run: a trainer's files set them, or its exporter refuses them by name."""
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -286,7 +285,7 @@ def test_the_loss_keeps_all_logits_an_eighth_of_them_or_none() -> None:
 
 def test_the_old_key_is_refused_and_the_new_one_named() -> None:
     for key in ("training.fused_attention", "+training.fused_attention"):
-        with pytest.raises(ConfigError, match="try .*=null, or unfused where it was false"):
+        with pytest.raises(ConfigError, match="=null, or unfused where it was false"):
             load_problem([*LLAMA, f"{key}=true"])
     with pytest.raises(ConfigError, match="try adam_8bit"):
         load_problem([*LLAMA, "training.optimizer=adamw_8bit"])
