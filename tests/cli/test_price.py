@@ -151,6 +151,7 @@ def test_another_batch_keeps_the_size_of_micro_batches(command: Command) -> None
     assert f"--micro-batch-size 1\n    --global-batch-size {batch}\n" in script
 
 
+@pytest.mark.slow
 def test_degrees_that_do_not_fit_are_shown_with_what_fills_the_memory(command: Command) -> None:
     """They were refused with the bytes alone, where a plan's file is shown with its tables."""
     small = "cluster.devices.toy.memory_GiB=0.05"

@@ -72,6 +72,7 @@ def test_degrees_of_context_and_experts_are_named_where_there_are_some(tmp_path:
     assert found["out_of_memory_probability"] is None
 
 
+@pytest.mark.slow
 def test_the_table_has_the_words_of_the_command_and_the_file_has_the_keys(command: Command) -> None:
     small = ("space.pp=2", "space.zero_stage=1", "space.recompute=none", "search=exact")
     outcome = command(*TOY, *QUIET, *small, "--multirun", "nodes=2,4", "gbs=16,32")
@@ -182,6 +183,7 @@ def test_large_speeds_are_written_without_an_exponent() -> None:
     assert cells[0] == "0.005"
 
 
+@pytest.mark.slow
 def test_jobs_of_an_earlier_sweep_are_not_in_the_table(command: Command) -> None:
     """They were its first rows, next to the sweep's own."""
     few = ("space.pp=2", "space.zero_stage=1", "space.num_micro_batches=[2,4]")

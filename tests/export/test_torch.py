@@ -51,7 +51,7 @@ EXPERTS = Plan(
 @pytest.mark.parametrize(
     ("devices", "plan", "overrides", "error"),
     [
-        (4, STAGES, (), 2e-6),
+        pytest.param(4, STAGES, (), 2e-6, marks=pytest.mark.slow),
         (2, ONE_STAGE, LLAMA, 2e-6),
         (2, V_SHAPED, (*LLAMA, HALF), 2e-3),
         (2, EXPERTS, (*MIXTURE, HALF), 2e-3),

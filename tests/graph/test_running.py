@@ -205,7 +205,15 @@ def _check(
     return plan
 
 
-@pytest.mark.parametrize("make", OURS + THEIRS, ids=named)
+SLOW = (gpt_oss, swin)
+"""Their captures take some 3 s."""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [pytest.param(make, marks=pytest.mark.slow if make in SLOW else ()) for make in OURS + THEIRS],
+    ids=named,
+)
 def test_a_plan_on_two_processes_is_one_process(two: Workers, make: Callable[[], Made]) -> None:
     _check(two, make, 2)
 

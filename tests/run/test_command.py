@@ -264,6 +264,7 @@ def test_a_start_that_is_interrupted_leaves_no_process(monkeypatch: pytest.Monke
     assert set(multiprocessing.active_children()) <= set(others)
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_ends_the_run_after_the_timeout() -> None:
     workers = Workers(2, timeout_s=2.0)
     pids = [process.pid or -1 for process in workers._processes]
