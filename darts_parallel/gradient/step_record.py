@@ -58,9 +58,9 @@ class SearchResult:
     iteration_time_s: float
     raw_iteration_time_s: float
     """Seconds per iteration of the winning restart's repaired plan; infinite where it does not fit."""
-    alternatives: tuple[tuple[float, Plan], ...] = ()
+    alternatives: tuple[tuple[float, Plan], ...] = field(default=(), repr=False)
     """Best plan of every other pipeline configuration that was visited, fastest first."""
-    history: tuple[StepRecord, ...] = ()
+    history: tuple[StepRecord, ...] = field(default=(), repr=False)
     seconds: float = 0.0
     steps: int = 0
     restarts: int = 0

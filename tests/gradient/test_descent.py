@@ -92,6 +92,9 @@ def test_equal_seeds_give_equal_plans(relaxation: str, toy_problem: Problem) -> 
     assert [r.loss for r in first.history] == [r.loss for r in second.history]
     other = search(replace_seed(toy_problem, 4), config=config)
     assert (first.seed, other.seed) == (3, 4)
+    shown = repr(first)
+    assert repr(first.plan) in shown
+    assert len(shown) < len(repr(first.plan)) + 1000, "curves and other plans are not shown"
     assert [r.loss for r in first.history] != [r.loss for r in other.history]
 
 
