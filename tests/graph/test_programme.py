@@ -416,6 +416,7 @@ def test_the_command_writes_what_outside_checks_read(
         (["inputs=[[2]]"], "module must be given"),
         (["module=a:b"], "inputs must be given"),
         (["module=a:b", "inputs=[[2]]", "memory=-1"], "at least"),
+        (["module=a:b", "inputs=[[2]]", "time_limit=0"], "time_limit=0 must be at least"),
         (["module=a:b", "inputs=[[2]]", "ends=half"], "one of replicated, free"),
         (["module=a:b", "inputs=[[2]]", "wrong=1"], "is not a key"),
         (["module=a:b", "inputs=[[2]", "mesh=[2]"], "cannot be read"),
