@@ -16,7 +16,7 @@ TEST := PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest -n 2 --dist workst
 test: develop  ## all tests but the slow ones
 	$(TEST) -m 'not slow' $(ARGS)
 
-test-slow: develop  ## each takes some 3 s or more, or builds a wheel, or starts processes of its own
+test-slow: develop  ## each takes some 2 s or more, or builds a wheel, or starts processes of its own
 	$(TEST) -m slow $(ARGS)
 
 fuzz: develop  ## random problems against an enumeration, bad values, kills; ARGS="--problems 1000 --seed 1"

@@ -179,6 +179,7 @@ def test_a_file_that_is_no_plan_is_refused_under_the_key_that_named_it(
     assert list(command.folder.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_logs_move_figures_that_later_commands_take(
     command: Command, first: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -358,6 +358,7 @@ def test_layer_by_layer_seconds_and_the_front_are_those_of_all_jobs(tmp_path: Pa
     assert (found["design"], found["unit"]) == ("mine", TOY["unit"])
 
 
+@pytest.mark.slow
 def test_the_least_budget_for_a_target(solved: tuple[Designer, Answer]) -> None:
     designer, best = solved
     design, target = designer.design, best.iteration_time_s
@@ -436,6 +437,7 @@ def test_a_key_of_the_planner_is_answered_with_the_command_that_takes_it(
     assert "budgte=2 is not a key of the configuration; try budget." in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_words_of_the_planner_change_all_jobs_of_a_design(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     more = {"jobs": [{"overrides": JOB}, {"overrides": [*JOB, "tp=1", "gbs=32"]}]}

@@ -14,6 +14,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(answers.PROBLEMS, "toy", "model=toy cluster=toy space=uniform search=exact")
 
 
+@pytest.mark.slow
 def test_a_row_is_what_the_command_answers(toy: None) -> None:
     (row,) = answers.answer(("toy", "none", 100.0))
     assert row.plan.startswith("dp "), row.reason

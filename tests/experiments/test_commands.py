@@ -116,6 +116,7 @@ def asleep(task: float) -> tuple[float, int]:
     return task, os.getpid()
 
 
+@pytest.mark.slow
 def test_tasks_are_solved_in_processes_of_which_none_outlives_what_was_left_early() -> None:
     answers = solve_all(asleep, {"a": 0.0, "b": 0.01, "long": 600.0, "next": 600.0}, jobs=2)
     found = dict([next(answers), next(answers)])
@@ -137,6 +138,7 @@ def test_a_page_of_results_names_its_command_and_commit(
     assert text.endswith("new\n\nNot shown: how.\n")
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_ends_a_command_in_silence() -> None:
     command = [sys.executable, "-m", "experiments.bilevel", "--help"]
     plain = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}

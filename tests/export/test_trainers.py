@@ -185,6 +185,7 @@ def test_a_trainer_with_pins_that_it_never_runs_is_refused() -> None:
         load_problem([*TOY, "space.trainer=megatrn"])
 
 
+@pytest.mark.slow
 def test_galvatrons_own_search_is_layerwise_and_its_runtime_takes_what_it_finds() -> None:
     small = ["search.num_steps=20", "search.num_restarts=4", "space.num_micro_batches=[2,4]"]
     problem = load_problem(

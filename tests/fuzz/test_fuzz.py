@@ -40,6 +40,7 @@ def test_some_problems_and_bad_values_are_answered_and_counted(
     assert "| random problems | 5 | 0 |" in said
 
 
+@pytest.mark.slow
 def test_a_false_claim_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = (problems.random_settings(random.Random(seed)) for seed in range(1000))
     settings = next(found for found in drawn if problems.judge(found, FEW).outcome == "agreed")

@@ -75,6 +75,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_finished_shares_are_those_of_a_fine_grid(name: str) -> None:
     plans = plans_of(name)

@@ -206,7 +206,7 @@ def _check(
 
 
 SLOW = (gpt_oss, swin)
-"""Their captures take some 3 s."""
+"""Their captures take most of the seconds."""
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,7 @@ def test_a_wrong_plan_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not (tmp_path / "parallel_plan.py").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("raised", "verified"),
     [

@@ -532,6 +532,7 @@ def test_a_safe_plan_is_first_looked_for_where_the_wider_error_asks_for_it(
     assert headrooms == [pytest.approx(distance / (1.0 + distance))]
 
 
+@pytest.mark.slow
 def test_no_risk_level_breaks_the_deadline() -> None:
     """The safe plan was written whatever it took."""
     job = ["model=llama2_7b", "cluster=a100_40_8x8", "search=exact"]
