@@ -43,13 +43,13 @@ class Searched(Schedule):
     split = True
 
     def __init__(self, code: str) -> None:
-        head, *self.texts = code.removeprefix(f"{SEARCHED}:").split(";")
+        head, *texts = code.removeprefix(f"{SEARCHED}:").split(";")
         self.folded = head == "v"
-        self.rows = tuple(tuple(map(_read, text.split())) for text in self.texts)
+        self.rows = tuple(tuple(map(_read, text.split())) for text in texts)
         every = [entry for row in self.rows for entry in row]
         self.num_stages = max((entry.stage for entry in every), default=0) + 1
         self.count = max((entry.micro_batch for entry in every), default=0) + 1
-        self.chunks = max(self.num_stages // len(self.rows), 1)
+        self.chunks = max(self.num_stages // (len(self.rows) or 1), 1)
 
     def passes(self, device: int, pp: int, count: int, chunks: int) -> Passes:
         """Yield the passes that the code names."""

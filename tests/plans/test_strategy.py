@@ -80,6 +80,8 @@ WRONG: dict[tuple[str | int, ...], list[Any]] = {
     ("schema",): [None, 1, "darts-parallel/plan/2", []],
     ("cp",): [0, "x"],
     ("virtual_stages",): [0, 3],
+    # plain plans have one chunk a device, as 1F1B alone among these has
+    ("schedule",): ["x", "zero_bubble_v", "searched:loop", "searched:loop;0F0"],
     # the ranks of a stage are its consecutive ones
     ("stages", 0, "ranks"): [
         [0, 1, 2, 3, 4],
@@ -164,6 +166,10 @@ def changed(**fields: Any) -> Plan:
         (Plan(1, (0, 5), plan_of().layers[:5]), "has 5 layers but model=toy has 7"),
         (Plan(1, (0, 6, LAYERS), plan_of().layers), "must stay with"),
         (Plan(1, (0, 2, 4, LAYERS), plan_of().layers), "pp=3 must divide the 8 GPUs; try 2"),
+        (
+            Plan(1, (0, 3, LAYERS), (LayerStrategy(1, 8, 1),) * LAYERS, virtual_stages=2),
+            "virtual_stages=2 must be 1 where pp is 1; try 1",
+        ),
     ],
 )
 def test_a_plan_of_another_problem_is_refused(toy_problem: Problem, plan: Plan, words: str) -> None:
