@@ -195,3 +195,8 @@ def test_search_exact_proves_uniform_interleaved_plans_and_refuses_others() -> N
 def test_a_plan_that_cannot_be_interleaved_is_refused(plan: Plan, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         evaluate(plan, load_problem(TOY))
+
+
+def test_a_table_names_chunks_only_where_a_device_has_several() -> None:
+    _, tables = interleaved("space.cp=[1,2]", virtual_stages="[1,2]")
+    assert {table.name for table in tables} == {"pp2", "pp2 cp2", "pp2 v2", "pp2 v2 cp2"}

@@ -43,6 +43,7 @@ def extra_collectives(problem: Problem) -> int:
         (2, 2, 2, 0.35 / 1.2 / 1.25, 10e9),
         (2, 4, 1, 0.35 / 1.2 / 1.75 / 1.2, 10e9),
         (4, 1, 2, 0.35 / 1.6 / 1.3, 10e9),
+        (16, 1, 1, 0.35 / 4.0 / 2.5, 1e9),
     ],
 )
 def test_every_term_is_the_reports_formula(

@@ -168,9 +168,23 @@ def test_an_interleaved_plan_slower_than_what_is_known_is_not_given() -> None:
     tables = build_tables(load_problem([*toy, "space.virtual_stages=[2]", "space.pp=2"]))
     best = find_uniform_plan(tables).best
     assert find_uniform_plan(tables, deadline=0.0).lower_bound <= best.time
-    assert not find_layerwise_plan(tables, "layerwise").proven
+    refused = find_layerwise_plan(tables, "layerwise")
+    assert (refused.best, refused.proven, refused.plans_evaluated) == (None, False, 0)
     assert find_uniform_plan(tables, incumbent=0.7 * best.time).best is None
     assert find_uniform_plan(tables, incumbent=1.1 * best.time).cost == best.time
+
+
+def test_even_interleaved_plans_are_ranked_whatever_table_is_first() -> None:
+    toy = ["model=toy", "training=toy", "cluster=toy", "space=uniform", "space.pp=2"]
+    tables = build_tables(load_problem([*toy, "space.virtual_stages=[2,3]"]))
+    for given in (tables, tables[::-1]):
+        found = find_uniform_plan(given, even=True, count=4)
+        seconds = []
+        for table in given:
+            for apart in (True, False):
+                plans = even_uniform_plans(table, ends_apart=apart)
+                seconds += evaluate_batch(table, plans).fitting_seconds.tolist()
+        assert [plan.time for plan in found.alternatives] == sorted(seconds)[:4]
 
 
 def test_even_plans_that_fit_limit_what_is_looked_for() -> None:

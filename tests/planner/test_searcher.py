@@ -8,7 +8,12 @@ import torch
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.cost.searcher import SearcherModel, products
 from darts_parallel.errors import InfeasibleError, UnsupportedError
-from darts_parallel.planner._searcher import prime_factors, product_session, relaxed_degrees
+from darts_parallel.planner._searcher import (
+    ProductSearch,
+    prime_factors,
+    product_session,
+    relaxed_degrees,
+)
 from darts_parallel.planner.planning import plan
 from darts_parallel.problem.problem import load_problem
 
@@ -75,6 +80,16 @@ def test_the_descent_finds_the_best_product_of_the_toy_by_itself() -> None:
     planned = plan(load_problem([*TOY, "verification.enabled=false"]))
     assert planned.result.method == "gradient"
     assert planned.result.gradient_iteration_time_s == planned.answers[0].iteration_time_s
+
+
+def test_a_record_describes_the_fastest_restart() -> None:
+    search = ProductSearch({}, 8, random_model(0, 8), {}, "uniform")
+    rng = torch.Generator().manual_seed(0)
+    weights = torch.rand(5, 3, 3, generator=rng, dtype=torch.float64)
+    seconds = torch.tensor([3.0, 5.0, 2.0, 4.0, 6.0], dtype=torch.float64)
+    record = search._record(0, 1.0, weights, seconds)
+    assert record.surrogate_time_s == 2.0
+    assert torch.equal(record.probabilities, weights[2])
 
 
 def test_the_search_descends_is_checked_and_names_what_does_not_run() -> None:
