@@ -325,6 +325,18 @@ def test_runs_are_written_and_read_as_they_are(tmp_path: Path) -> None:
     assert (runs[1].nodes, runs[1].intra_GBps) == ((3, 1), (21.25, 15.75))  # of its instances
 
 
+@pytest.mark.parametrize("switch", ["tp_comm_overlap", "compiled"])
+def test_a_framework_is_priced_with_the_switches_that_all_its_runs_have(switch: str) -> None:
+    values: dict[str, set[bool]] = {}
+    for run in read_runs():
+        if not run.skipped and getattr(run, switch) is not None:
+            values.setdefault(run.framework, set()).add(getattr(run, switch))
+    alike = {name: own for name, own in values.items() if len(own) == 1}
+    assert len(alike) > 5
+    for name, own in alike.items():
+        assert {read_software(name).runs.get(switch)} == own, name
+
+
 def test_the_shipped_runs_are_whole_and_have_sources() -> None:
     runs = read_runs()
     assert len(runs) > 900
