@@ -335,6 +335,27 @@ def test_settings_are_near_the_best_of_a_grid_of_200(tmp_path: Path) -> None:
     assert search._seconds(own, chosen, DRAWS).mean() <= 1.02 * best
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_the_fastest_sets_of_plans_are_listed_in_whatever_order_they_are_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    seconds = np.random.default_rng(seed).uniform(1.0, 3.0, 8).tolist()
+    sets = [SimpleNamespace(plans=(own,)) for own in seconds]
+
+    def tried(_: Any, plans: Any, packings: Any, limit: float) -> SimpleNamespace | None:
+        (own,) = plans.plans
+        return SimpleNamespace(seconds=own) if own < limit else None
+
+    monkeypatch.setattr(lengths, "_bounds", lambda plans, most: np.zeros(1))
+    monkeypatch.setattr(lengths._PackingSearch, "_tried", tried)
+    prices: Any = [SimpleNamespace(uniform=sets)]
+    problem = job(tmp_path, {16: 1.0})
+    search = lengths._PackingSearch(problem, Draws.of(problem), prices)
+    monkeypatch.setattr(lengths._PackingSearch, "_first", lambda *_: ())
+    listed = [own.seconds for own in search._best_uniform("padded")]
+    assert listed == sorted(seconds)[: lengths.LISTED]
+
+
 def test_the_best_settings_over_few_draws_are_compared_over_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,9 @@ def test_one_trial_moves_all_seconds_and_narrows_them(job: tuple[Problem, Tuning
         {p.plan: log(p.interval_s[1] / p.expected_s) for p in s.proposals} for s in (before, after)
     ]
     assert all(widths[1][plan] < widths[0][plan] for plan in widths[1])
+    for proposal in after.proposals:
+        low, high = proposal.interval_s
+        assert low * high == pytest.approx(proposal.expected_s**2)
     assert first.plan not in [p.plan for p in after.next(3)]
 
 
