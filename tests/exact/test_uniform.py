@@ -12,7 +12,7 @@ import torch
 from darts_parallel.cost import OuterCosts, PricedPlan, build_tables
 from darts_parallel.cost.evaluation import evaluate_batch
 from darts_parallel.cost.hard_plans import HardPlans, even_uniform_plans
-from darts_parallel.exact import segments
+from darts_parallel.exact import segments, uniform
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.result import LATE, TOO_LARGE, deadline_check
@@ -153,6 +153,26 @@ def test_what_no_stages_in_their_order_hold_is_not_split_into_them(
                 if (cost.memory <= table.capacity).all(1).any():
                     expected.append(choice)
             assert split == expected
+
+
+def test_bounds_need_no_more_memory_for_more_strategies(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = random_table(0, pp=2, num_layers=6, num_choices=8, tightness=50.0)
+    choices = np.arange(8)
+    whole = uniform_bounds(table, 0, choices, deadline_check(math.inf))
+    sizes = []
+    real = uniform._split_bounds
+
+    def recorded(costs: OuterCosts, batch: np.ndarray) -> np.ndarray:
+        sizes.append(len(batch))
+        return real(costs, batch)
+
+    monkeypatch.setattr(uniform, "_split_bounds", recorded)
+    # the 36 pairs of layers of three strategies
+    monkeypatch.setattr(uniform, "MAX_ELEMENTS", 3 * 36)
+    np.testing.assert_array_equal(
+        uniform_bounds(table, 0, choices, deadline_check(math.inf)), whole
+    )
+    assert sizes == [3, 3, 2]
 
 
 def test_a_single_strategy_without_a_pipeline_is_found_although_its_bound_is_exact() -> None:
