@@ -161,7 +161,7 @@ class Job(Watcher):
             planned.warning,
             assumed,
         )
-        found = list(offers(problem, planned, cost.iteration_time_s))
+        found = list(offers(problem, planned))
         findings = Findings(planned, outcome, found, self._rungs(planned))
         best: Entries = {}
         distance: list[str] = []

@@ -58,11 +58,10 @@ def start_command(problem: Problem, plan: Plan, file: Path) -> str:
 
     Where none takes it, say so: what no program can export does not run here, either.
     """
-    named = problem.config.space.trainer
     software = problem.training.software
     fitted = [name for name in EXPORTS if software in problem.config.abilities(name).software]
     taken = taken_by(problem, plan)
-    for name in (named, *fitted, "torch", *taken):
+    for name in (problem.config.space.trainer, *fitted, "torch", *taken):
         if name in taken:
             return f"darts-parallel plan={file} export={name}"
     return f"no trainer takes {file}; plan for one: darts-parallel ... trainer=NAME"
@@ -75,43 +74,40 @@ def trainers_table(found: Sequence[Offer], problem: Problem, chosen: Plan) -> Ta
     columns = ["trainer", f"best plan {whose}"]
     table = table_of(None, *columns, "seconds>", "fits>")
     for offer in found:
-        if offer.plan is None:
+        if offer.plan is None or offer.seconds is None:
             table.add_row(offer.name, one_line(f"none: {offer.why}"), "", "")
             continue
         words = offer.plan.describe(problem.training.global_batch_size)
         words = "this plan" if offer.plan == chosen else words
         words = f"{offer.why}: {words}" if offer.why else words
-        time = "" if offer.seconds is None else seconds_label(offer.seconds)
-        table.add_row(offer.name, one_line(words), time, fits_label(offer.chance))
+        seconds = seconds_label(offer.seconds)
+        table.add_row(offer.name, one_line(words), seconds, fits_label(offer.chance))
     return table
 
 
-def offers(problem: Problem, planned: Planned, seconds: float) -> Iterator[Offer]:
+def offers(problem: Problem, planned: Planned) -> Iterator[Offer]:
     """Yield what each trainer makes of the job; next to a given plan no other is looked for.
 
     Args:
         problem: As it was searched.
-        seconds: Of the chosen plan.
     """
     config = problem.config
     plan = planned.plan
-    closed = config.cost.name == "analytic" and config.cost.pipeline == "closed_form"
-    search = closed and planned.result is not None and not config.unsolved
-    rows = _TrainerRows(plan, seconds, time.monotonic() + SECONDS)
+    search = config.cost.name == "analytic" and config.solved and planned.result is not None
+    rows = _TrainerRows(plan, time.monotonic() + SECONDS)
     for name in EXPORTS:
         refused = refusals(problem, plan, name)
         try:
             own = own_problem(problem, name)
-            if lacking := model_refusals(own, name):
+            if lacking := model_refusals(own, name) or ([] if search else refused):
                 yield Offer(name, None, why=lacking[0][0])
-            elif refused and not search:
-                yield Offer(name, None, why=refused[0][0])
             else:
                 yield rows.row(name, problem, own, takes=not refused, search=search)
         except DartsParallelError as error:
             why = str(error).removeprefix(f"space.trainer={name} ")
             reason = why.partition(" GPUs: ")[2] or why
-            yield Offer(name, None, why=reason.rstrip("."))
+            # its advice is about pins, and here another row helps
+            yield Offer(name, None, why=reason.rstrip(".").partition("; try space.trainer")[0])
 
 
 @dataclass(frozen=True)
@@ -119,8 +115,6 @@ class _TrainerRows:
     """Makes the rows of all trainers."""
 
     plan: Plan
-    seconds: float
-    """Seconds of the chosen plan."""
     deadline: float
     """Limit of `time.monotonic()` for the searches of all trainers."""
 
@@ -131,7 +125,7 @@ class _TrainerRows:
         known = inf
         taken = None
         if takes:
-            seconds = self.seconds if same else evaluate(self.plan, own).iteration_time_s
+            seconds = evaluate(self.plan, own).iteration_time_s
             chance = out_of_memory(self.plan, own)
             taken = Offer(name, self.plan, seconds, chance, takes=True)
             if same or not search:
@@ -139,8 +133,8 @@ class _TrainerRows:
             if (chance or 0.0) <= limit:
                 known = seconds
         best = self._own_best(name, tightened(own), known)
-        layerwise = own.config.abilities(name).layerwise
-        if best.plan is not None and layerwise and problem.config.space.kind != "uniform":
+        mixed = own.config.abilities(name).layerwise and problem.config.space.kind != "uniform"
+        if mixed and best.plan is not None:
             best = replace(best, why=f"uniform; try trainer={name}")
         best = replace(best, takes=takes)
         # the chosen plan may be too risky by this trainer's own bytes
@@ -167,14 +161,10 @@ class _TrainerRows:
             found = find_uniform_within(tables, keeps, known, self.deadline, count, even=False)
             ranked = list(found.alternatives)
             least = (ranked[0].time if ranked else known) * (1.0 - own.config.search.tie)
-            for level in levels:
-                # the first level has the most memory: what finds nothing there finds nothing later
-                better = first_blocks_plan(level, least)
-                if better is None or keeps(better):
-                    break
-            else:
-                better = None
-            ranked = [better, *ranked] if better else ranked
+            # the first level has the most memory: what finds nothing there finds nothing later
+            better = (first_blocks_plan(level, least) for level in levels)
+            first = next((plan for plan in better if plan is None or keeps(plan)), None)
+            ranked = [*filter(None, [first]), *ranked]
             for candidate in ranked:
                 plan = candidate.to_plan(mine)
                 if refusals(own, plan, name):

@@ -514,9 +514,10 @@ class Config:
         require_none(f"training.lora_rank={rank}", others if rank else {}, 0)
 
     @property
-    def unsolved(self) -> bool:
-        """Whether plans have costs that exact methods only bound: shares in host memory, own terms."""
-        return self.space.offload is not None or self.cost.term is not None
+    def solved(self) -> bool:
+        """Whether exact methods price plans: in closed form, without shares in host memory or own terms."""
+        closed = self.cost.pipeline == "closed_form"
+        return closed and self.space.offload is None and self.cost.term is None
 
     def _check_term(self) -> None:
         """Refuse what does not price the user's own terms."""

@@ -25,6 +25,7 @@ from darts_parallel.planner._session import CHECK_SECONDS, Asked, Session
 from darts_parallel.planner._simplest import TIE, effort, simplest_within, with_one_end
 from darts_parallel.planner._stage_balance import balance_stages
 from darts_parallel.planner.figure_posterior import posterior
+from darts_parallel.planner.first_blocks import first_blocks_plan
 from darts_parallel.planner.methods import CHECKS, METHODS, run_phases
 from darts_parallel.planner.prediction_intervals import free_share, out_of_memory
 from darts_parallel.planner.result import CHOSEN, Planned, Rung
@@ -160,7 +161,7 @@ class _ChanceSearch:
 
     def keeps(self, found: Planned) -> bool:
         """Return whether a plan keeps the chance."""
-        return found.out_of_memory is None or found.out_of_memory <= self.allowed
+        return (found.out_of_memory or 0.0) <= self.allowed
 
     def loosest(self, usual: int) -> int | None:
         """Return the loosest level whose optimum keeps the chance and saves more than ties may cost.
@@ -200,10 +201,13 @@ class _ChanceSearch:
         share = LEVEL_SHARE * self.config.search.max_seconds
         seconds = min(LEVEL_SECONDS, share, asked.budgets[CHECK_SECONDS])
         session = _answered(asked, known, seconds)
-        if session.proven is None or session.best is known:
+        if session.proven is None:
             return None
-        self.asked.proofs[self.headrooms[level]] = session.found.answers
-        return _rung("", session)
+        if session.best is not known:
+            self.asked.proofs[self.headrooms[level]] = session.found.answers
+        best = _rung("", session)
+        slow = best and known and best.seconds > known.iteration_time_s
+        return None if slow else best
 
     def tighter(self, first: int, usual: int) -> tuple[list[Planned], int | None]:
         """Leave more and more memory free, from a level on, until a plan keeps the chance.
@@ -283,8 +287,8 @@ class _ChanceSearch:
 
         Where plans are checked, a surely safe one stays, and the last search is left out.
         """
-        chance = found.out_of_memory
-        if chance is None or chance > self.allowed / 2.0:
+        chance = found.out_of_memory or 0.0
+        if chance > self.allowed / 2.0:
             return False
         unlikely = last or chance < LEVELS[-1]
         return not unlikely or not self.config.verification.enabled
@@ -366,8 +370,7 @@ def _distance_that_fits(asked: Asked, headroom: float) -> float:
 
 def _checks(config: Config) -> bool:
     """Return whether exact methods check a job; not where it is simulated."""
-    closed = config.cost.pipeline == "closed_form" and not config.unsolved
-    return closed and config.verification.enabled
+    return config.solved and config.verification.enabled
 
 
 def ladder(planned: Planned) -> list[Rung]:
@@ -394,7 +397,7 @@ def ladder(planned: Planned) -> list[Rung]:
             rungs.append(fastest)
     if checks and chosen.chance > SURE:
         rungs += _safe_rungs(asked, chosen)
-    if not (asked.simulated or asked.problem.config.unsolved):
+    if asked.problem.config.solved:
         known = [answer.plan for answer in planned.answers if answer.plan is not None]
         others = [plan for _, plan in result.alternatives]
         rungs += _simplest_rung(asked, chosen, [*known, *others])
@@ -475,7 +478,10 @@ def _rung(name: str, session: Session) -> Rung | None:
         return None
     balanced = balance_stages(best.plan, asked)
     plan = with_one_end(balanced, session.found.uniform_plans, asked)
+    seconds = asked.seconds(plan)
+    # exact methods know no plan that recomputes the first blocks of stages
+    if blocks := first_blocks_plan(asked, seconds * (1.0 - asked.settings.tie)):
+        plan = blocks.to_plan(asked.tables)
+        seconds = blocks.time
     chance = out_of_memory(plan, asked.problem)
-    if chance is None:
-        return None
-    return Rung(name, plan, asked.seconds(plan), chance)
+    return None if chance is None else Rung(name, plan, seconds, chance)

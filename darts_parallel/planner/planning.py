@@ -137,12 +137,12 @@ def _searched(
     answers = checked(result, session)
     if knows_stages:
         result = _with_first_blocks(result, session)
-        answers = tuple(answer.with_gap(result.iteration_time_s) for answer in answers)
+    compared = tuple(answer.with_gap(result.iteration_time_s) for answer in answers)
     chance = out_of_memory(result.plan, session.asked.problem)
     return Planned(
         result.plan,
         result,
-        answers,
+        compared,
         reported.interrupted,
         rental,
         chance,
@@ -193,7 +193,7 @@ def _with_first_blocks(result: SearchResult, session: Session) -> SearchResult:
     )
 
 
-def checked(result: SearchResult, session: Session) -> tuple[Verification, ...]:
+def checked(result: SearchResult, session: Session) -> list[Verification]:
     """Return the answers of the methods; a claim that a plan of its space contradicts is no proof.
 
     Errors:
@@ -205,8 +205,8 @@ def checked(result: SearchResult, session: Session) -> tuple[Verification, ...]:
     answers = []
     for answer in session.found.answers.values():
         wrong = answer.space == space_kind and answer.contradicted(result.iteration_time_s)
-        answers.append((answer.withdrawn() if wrong else answer).with_gap(result.iteration_time_s))
-    return tuple(answers)
+        answers.append(answer.withdrawn() if wrong else answer)
+    return answers
 
 
 def choose_nodes(problem: Problem) -> tuple[Problem, Rental | None]:

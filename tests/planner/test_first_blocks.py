@@ -74,6 +74,20 @@ def test_it_is_faster_than_the_optimal_uniform_plan(problem: Problem, found: Pla
     assert "faster than the optimal uniform plan" in words
 
 
+@pytest.mark.parametrize("gib", [11.5, 12.0, 13.0])
+def test_the_default_search_leaves_as_little_memory_free_as_these_plans_allow(gib: float) -> None:
+    """`search=exact` tries all levels of free memory, from the loosest on."""
+    limit = "space.out_of_memory=0.2"
+    exact = plan(load_problem([*JOB, MEGATRON, memory(gib), limit]))
+    few = ("search=gradient", "search.num_steps=2", "search.num_restarts=2")
+    own = plan(load_problem([*JOB, MEGATRON, memory(gib), limit, *few]))
+    assert own.result is not None
+    assert exact.result is not None
+    assert "full" in {layer.recompute for layer in own.plan.layers}
+    assert own.result.iteration_time_s == pytest.approx(exact.result.iteration_time_s, rel=1e-9)
+    assert (own.out_of_memory or 0.0) <= 0.2
+
+
 def test_the_file_says_what_the_price_counts(problem: Problem, found: Planned) -> None:
     text = export_plan(problem, found.plan, "megatron").files["megatron.sh"]
     recomputed = sum(layer.recompute == "full" for layer in found.plan.layers)
