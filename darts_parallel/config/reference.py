@@ -59,7 +59,7 @@ def _doc_of(key: str, entry: Field[Any], meaning: str) -> KeyDoc:
     if default is NO_DEFAULT and entry.default_factory is not NO_DEFAULT:
         default = entry.default_factory()
     required = default == MISSING or default is NO_DEFAULT
-    shown = "none, the key is required" if required else as_yaml(default)
+    shown = "none, the group's file gives it" if required else as_yaml(default)
     may_be_null = default is None or type(None) in get_args(entry.type)
     ends = (unit for end, unit in NAMES["units"].items() if entry.name.endswith(end))
     return KeyDoc(key, meaning, shown, _allowed(entry), next(ends, ""), may_be_null)

@@ -78,6 +78,8 @@ REFUSED = [
     ("cp_size=2", "cp_size=2 is not a key", "try cp=2."),
     ("ac=full", "ac=full is not a key", "try recompute=full."),
     ("gradient_checkpointing=true", "is not a key", "try recompute=full."),
+    ("activation_checkpointing=true", "is not a key", "try recompute=full."),
+    ("model.module=a:make", "is not a key", "try model.path=a:make."),
     ("local_batch_size=2", "is not a key", "try mbs=2."),
     ("cutoff_len=2048", "is not a key", "try seq=2048."),
     ("flash_attn=true", "is not a key", "try training.attention_kernel=fa2."),
