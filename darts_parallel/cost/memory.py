@@ -56,7 +56,7 @@ def state_bytes(precision: str, optimizer: str, software: Software = COMMON) -> 
     moments = MOMENTS[optimizer]
     if precision == "fp32":
         return StateBytes(4.0, 4.0, moments)
-    bits = software.gradient_bits or (16 if precision == "fp16" else 32)
+    bits = software.summed_bits(precision)
     copy = 2.0 * (software.gradient_copy and bits > 16)
     return StateBytes(2.0, bits / 8.0, 4.0 + moments, copy, software.step_bytes)
 

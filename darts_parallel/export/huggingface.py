@@ -100,7 +100,7 @@ def model_text(
     attention = job.word("attention_kernel") or "sdpa"
     values = f'dtype=torch.{dtype}, attn_implementation="{attention}"{mesh}'
     if quantized := job.word("frozen_bits"):
-        values += f", quantization_config=BitsAndBytesConfig({quantized})"
+        values += f", quantization_config=BitsAndBytesConfig({quantized.format(dtype=dtype)})"
     fused = training.loss == "fused"
     if fused:
         values += ", fused_linear_cross_entropy=True"
@@ -120,7 +120,13 @@ def _adapters_text(job: Request) -> str:
     """Write `with_adapters`."""
     training = job.training
     ends = job.words("lora_targets")
-    rows = [f'    "{name}": {tuple(ends[name].split())},\n' for name in training.lora_targets]
+    present = {product.module for layer in job.problem.model.layers for product in layer.gemms}
+    # where all MLPs are routed experts no MLP has adapters
+    rows = [
+        f'    "{name}": {tuple(ends[name].split())},\n'
+        for name in training.lora_targets
+        if name in present
+    ]
     targets = "".join(["{\n", *rows, "}"]).replace("'", '"')
     dropout = training.lora_dropout
     return ADAPTERS.format(targets=targets, rank=training.lora_rank, dropout=dropout)

@@ -135,10 +135,6 @@ def _notes(job: Request) -> list[str]:
         )
         if config.rotary_base is None:
             notes.append("model.rotary_base is not given: --rotary-base is 10000 there")
-    if job.training.precision == "fp32" and job.training.fused_attention:
-        notes.append(
-            "fp32 has no fused attention there: scores are kept, which the plan does not price"
-        )
     return notes
 
 
@@ -336,16 +332,16 @@ def _model_flags(job: Request) -> Flags:
 
 def _training_flags(job: Request) -> Flags:
     training = job.training
-    narrow = job.problem.software.gradient_bits == 16
-    flags: Flags = [("seq-length", training.seq_len)]
-    if training.precision not in ("fp16", "fp32"):
-        sums = "grad-reduce-in-bf16" if narrow else "accumulate-allreduce-grads-in-fp32"
-        flags += [("bf16", None), (sums, None)]
-    # fused kernels are for 16 bits
-    kernel = "unfused" if training.precision == "fp32" else str(training.attention_kernel)
-    flags += read_flags(job.word("precision"))
+    precision = training.precision
+    wide = job.problem.software.summed_bits(precision) == 32
+    wanted = {
+        "accumulate-allreduce-grads-in-fp32": wide,
+        "grad-reduce-in-bf16": not wide and precision not in ("fp16", "fp32"),
+    }
+    flags = [("seq-length", training.seq_len), *read_flags(job.word("precision"))]
+    flags += switches(wanted)
     flags += read_flags(job.word("optimizer"))
-    flags += read_flags(job.words("attention_kernel").get(kernel, ""))
+    flags += read_flags(job.word("attention_kernel"))
     return flags + _switch_flags(job)
 
 

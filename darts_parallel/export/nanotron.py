@@ -141,9 +141,9 @@ def _words(job: Request, strategy: LayerStrategy) -> Entries:
     """Return the values of the file that YAML writes in its own way."""
     training = job.training
     model = job.model
-    narrow = training.precision == "fp16" or job.problem.software.gradient_bits == 16
+    wide = job.problem.software.summed_bits(training.precision) == 32
     words: Entries = {"name": model.name, "multiple": VOCABULARY_MULTIPLE}
-    words["wide_gradients"] = not narrow
+    words["wide_gradients"] = wide
     words["tp_mode"] = "REDUCE_SCATTER" if strategy.sequence_parallel else "ALL_REDUCE"
     words["overlap"] = bool(training.tp_comm_overlap)
     words["recompute"] = job.recompute() == "full"

@@ -5,7 +5,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from darts_parallel.config import HALF_BLOCK, Config, TrainingConfig, load_config, require
+from darts_parallel.config import (
+    HALF_BLOCK,
+    Config,
+    TrainingConfig,
+    as_yaml,
+    load_config,
+    require,
+)
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem.cluster import Cluster, Device
 from darts_parallel.problem.layer_sources import captured_block
@@ -122,9 +129,13 @@ def _model(config: Config, block: LayerSpec | None) -> Model:
     joined = ends == "always" or ((hybrid or halves) and ends == "hybrids")
     targets = tuple(training.lora_targets)
     copies = config.rules.replicated_key_values
-    return Model(
+    model = Model(
         config.model, training.fused_attention, joined, rank, targets, block, halves, copies
     )
+    wanted = f"training.lora_targets={as_yaml(list(targets))}"
+    rule = "name a product outside of routed experts"
+    require(model.num_trained_parameters > 0, wanted, rule, "[linear_qkv]")
+    return model
 
 
 def _measured(config: Config) -> MeasuredTimes:

@@ -126,6 +126,10 @@ class Software:
             changed[name] = min(moved, FULL.get(name, moved))
         return replace(config, **changed) if changed else config
 
+    def summed_bits(self, precision: str) -> int:
+        """Return the bits of a gradient, accumulated and sent, in a precision of products."""
+        return self.gradient_bits or (16 if precision == "fp16" else 32)
+
     def under(self, training: TrainingConfig) -> "Software":
         """Return the framework under the switches of a job; what is null stays an average.
 

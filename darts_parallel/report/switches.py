@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from darts_parallel.config import as_yaml, read_trainer
+from darts_parallel.config import as_yaml
 from darts_parallel.cost import evaluate
 from darts_parallel.plans import Plan, facts, job_facts
 from darts_parallel.problem import Problem
@@ -26,11 +26,10 @@ def averaged_switches(problem: Problem) -> Iterator[str]:
 
 def switch_savings(problem: Problem, plan: Plan) -> Iterator[str]:
     """Yield a line for each switch of the trainer that would save time: this plan, priced again."""
-    name = problem.config.space.trainer
-    if name is None or not problem.config.cost.analytic:
+    if not problem.config.cost.analytic:
         return
     usual = evaluate(plan, problem).iteration_time_s
-    for key, values in read_trainer(name).switches.items():
+    for key, values in problem.config.rules.switches.items():
         if key in PRICED:
             yield from _saving(problem, plan, key, values, usual)
 
@@ -40,7 +39,7 @@ def _saving(
 ) -> Iterator[str]:
     """Yield the line of the value that saves most, if it saves a notable share."""
     best = usual * (1.0 - NOTABLE)
-    releases = read_trainer(str(problem.config.space.trainer)).releases
+    releases = problem.config.rules.releases
     line = ""
     for value in values:
         changed = problem.with_training(**{key: value})
@@ -59,8 +58,7 @@ def _saving(
 
 def _runs(problem: Problem, plan: Plan) -> bool:
     """Return whether the trainer runs a plan's strategies under the switches of the problem."""
-    rules = read_trainer(str(problem.config.space.trainer))
     job = job_facts(problem.model, problem.training, problem.software)
     pipeline = (plan.pp, plan.cp, plan.schedule_name)
     given = [facts(job, *pipeline, own) for own in set(plan.layers)]
-    return not any(lack.holds(one) for lack in rules.lacks for one in given)
+    return not any(lack.holds(one) for lack in problem.config.rules.lacks for one in given)

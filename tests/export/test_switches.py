@@ -59,8 +59,8 @@ def files(trainer: str, **training: Any) -> dict[str, str]:
 def test_every_switch_has_its_values_here() -> None:
     assert set(VALUES) == set(SWITCHES)
     for name in EXPORTS:
-        switches = read_trainer(name).switches
-        assert {key for key in switches if not set(switches[key]) <= set(VALUES[key])} == set()
+        for key, values in read_trainer(name).switches.items():
+            assert set(values) <= {*VALUES.get(key, (32,))}, key  # else the bits of gradients
 
 
 @pytest.mark.parametrize("trainer", EXPORTS)
@@ -90,6 +90,38 @@ def test_the_price_of_a_trainers_job_reads_the_switches_of_its_files(trainer: st
         assert getattr(problem.training, key) == values[0]
         # the job itself stays as the user gave it
         assert getattr(problem.config.training, key) in (None, values[0])
+
+
+@pytest.mark.parametrize("trainer", EXPORTS)
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+def test_bits_of_gradients_that_cost_more_are_in_the_files(trainer: str, precision: str) -> None:
+    """fp16 with `training.gradient_bits=32` was priced, and the files of four trainers had 16 bits."""
+    seconds: dict[str, set[float]] = {}
+    peak = "++cluster.devices.toy.peak_TFLOPs.fp16=1.0"
+    for bits in ("null", "16", "32"):
+        known = [f"training.precision={precision}", f"training.gradient_bits={bits}"]
+        try:
+            problem = load_problem([*LLAMA, f"space.trainer={trainer}", peak, *known])
+            found = plan_of(problem, STRATEGIES.get(trainer, LayerStrategy(1, 8, 0)), 2)
+            text = str(export_plan(problem, found, trainer).files)
+        except UnsupportedError:
+            continue
+        seconds.setdefault(text, set()).add(evaluate(found, problem).iteration_time_s)
+    assert all(len(same) == 1 for same in seconds.values())
+
+
+@pytest.mark.parametrize("trainer", EXPORTS)
+def test_single_precision_takes_no_kernel_of_16_bits(trainer: str) -> None:
+    strategy = STRATEGIES.get(trainer, LayerStrategy(1, 8, 0))
+    for kernel in read_trainer(trainer).switches.get("attention_kernel", ()):
+        known = ["training.precision=fp32"]
+        known += [f"space.trainer={trainer}", f"training.attention_kernel={kernel}"]
+        problem = load_problem([*LLAMA, *known])
+        if kernel in ("cudnn", "fa2", "fa3"):
+            with pytest.raises(UnsupportedError, match=r"precision=fp32.* 16 bits; .*try "):
+                export_plan(problem, plan_of(problem, strategy, 2), trainer)
+        else:
+            assert export_plan(problem, plan_of(problem, strategy, 2), trainer).files
 
 
 def test_megatrons_script_names_the_flags_of_its_source() -> None:
@@ -219,6 +251,46 @@ def test_programs_on_transformers_load_what_is_priced() -> None:
     # FSDP2 divides the state of torchao's optimizers, not that of bitsandbytes'
     assert "torchao.optim.AdamW8bit(" in text("accelerate", optimizer="adam_8bit")
     assert "bitsandbytes.optim.AdamW8bit(" in text("deepspeed", optimizer="adam_8bit")
+
+
+@pytest.mark.parametrize("trainer", ["accelerate", "deepspeed"])
+def test_adapters_are_those_of_products_that_the_model_has(trainer: str) -> None:
+    """A file for Mixtral looked for an MLP outside of its experts, and stopped before the first step."""
+    assert '"linear_fc1"' in str(files(trainer, lora_rank=8))
+    made = [*MIXTURE, f"space.trainer={trainer}", "training.lora_rank=8"]
+    problem = load_problem(made)
+    text = str(export_plan(problem, plan_of(problem, LayerStrategy(1, 8, 0), 2), trainer).files)
+    assert '"linear_qkv"' in text
+    assert '"linear_fc1"' not in text
+    with pytest.raises(
+        ConfigError, match=r"lora_targets=\[linear_fc2\] must name a product outside"
+    ):
+        load_problem([*made, "training.lora_targets=[linear_fc2]"])
+
+
+def test_frozen_weights_of_4_bits_are_multiplied_in_the_precision_of_the_job() -> None:
+    assert "compute_dtype=torch.bfloat16, " in str(files("deepspeed", lora_rank=8, frozen_bits=4))
+    known = ["space.trainer=deepspeed", "training.lora_rank=8", "training.frozen_bits=4"]
+    known += ["++cluster.devices.toy.peak_TFLOPs.fp16=1.0", "training.precision=fp16"]
+    problem = load_problem([*LLAMA, *known])
+    half = export_plan(problem, plan_of(problem, LayerStrategy(1, 8, 0), 2), "deepspeed").files
+    assert "compute_dtype=torch.float16, bnb_4bit_quant_storage=torch.float16)" in str(half)
+    assert "bfloat16" not in str(half)
+
+
+@pytest.mark.parametrize("trainer", ["accelerate", "deepspeed"])
+@pytest.mark.parametrize("kernel", ["sdpa", "cudnn", "fa2", "fa3", "triton", "unfused"])
+def test_learned_sinks_take_the_kernels_that_transformers_has_for_them(
+    trainer: str, kernel: str
+) -> None:
+    job = [*LLAMA, "model.attention_sinks=true", f"training.attention_kernel={kernel}"]
+    problem = load_problem([*job, f"space.trainer={trainer}"])
+    found = plan_of(problem, LayerStrategy(1, 8, 0), 2)
+    if kernel in ("fa3", "triton", "unfused"):
+        assert export_plan(problem, found, trainer).files
+    else:
+        with pytest.raises(UnsupportedError, match=r"learned sinks; .*attention_kernel=triton"):
+            export_plan(problem, found, trainer)
 
 
 def device_of(*job: str) -> Any:

@@ -43,7 +43,6 @@ def test_megatron_copies_key_value_heads() -> None:
 @pytest.mark.parametrize(
     ("model", "trainer", "sentence"),
     [
-        ("gpt_oss_20b", "accelerate", "its context parallelism attends to all tokens"),
         ("gemma3_27b", "accelerate", "its context parallelism attends to all tokens"),
         ("nemotron_h_8b", "accelerate", "its context parallelism passes no state between ranks"),
         ("gpt_oss_20b space.tp=8 cluster.nodes.0.count=2", "megatron", "divides key-value heads"),
