@@ -95,16 +95,24 @@ def _fill(size: Tensor, capacity: Tensor) -> Tensor:
 
 
 def _filled_below(prefix: list[list[float]], limits: list[float]) -> list[int] | None:
-    """Return stage starts with every stage within its limit of bytes; None if units are left over."""
+    """Return stage starts with every stage within its limit of bytes; None if there are none.
+
+    Every stage takes as many units as fit. If the next stage then holds no further unit, it must
+    end there, and every stage before it earlier.
+    """
     units = len(prefix[0]) - 1
-    starts = []
-    position = 0
-    for stage, (sums, limit) in enumerate(zip(prefix, limits, strict=True)):
-        starts.append(position)
-        furthest = bisect_right(sums, sums[position] + limit) - 1
-        later_stages = len(prefix) - 1 - stage
-        end = min(furthest, units - later_stages)
-        if end == position:
+    latest = list(range(units - len(prefix) + 1, units + 1))
+    while True:
+        starts = [0]
+        for sums, limit, last in zip(prefix, limits, latest, strict=True):
+            position = starts[-1]
+            end = min(bisect_right(sums, sums[position] + limit) - 1, last)
+            if end == position:
+                break
+            starts.append(end)
+        else:
+            return starts[:-1] if starts[-1] == units else None
+        stage = len(starts) - 1
+        if position == stage:
             return None
-        position = end
-    return starts if position == units else None
+        latest[:stage] = map(min, latest, range(position - stage, position))

@@ -623,7 +623,8 @@ def dispatch(f, costs, policy):
 
     Devices run forward passes within their memory until a backward one is ready, then both. Weight
     gradients fill idle time, make room where memory is short, and come at the end. A forward pass
-    leaves room for its micro-batch in later stages of the device, so that nothing deadlocks.
+    leaves room for its micro-batch in later stages of the device. It leaves none for an input
+    gradient that holds more than it frees: the order is given up where none of those has room.
 
     Args:
         f, costs: Figures of the problem and costs of its stages.

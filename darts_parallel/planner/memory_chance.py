@@ -129,13 +129,13 @@ def within_chance(asked: Asked, find: Callable[[float], Planned]) -> Planned:
     usual = next(i for i, chance in enumerate(LEVELS) if chance <= search.allowed)
     exact = problem.config.search.method == "exact"
     named = 0 if exact else search.loosest(usual)
-    met, failed = search.tighter(usual if named is None else named, usual)
+    met, refused = search.tighter(usual if named is None else named, usual)
     if met and search.keeps(met[-1]):
         found = met[-1] if exact else search.next_to(met)
         return search.loosened(found, usual) if named is None else found
     if met and met[-1].interrupted:
         return met[-1]
-    safest = search.safest(met, failed, usual)
+    safest = search.safest(met, refused)
     return search.loosened(safest, usual, sure=True) if search.keeps(safest) else safest
 
 
@@ -209,7 +209,7 @@ class _ChanceSearch:
         slow = best and known and best.seconds > known.iteration_time_s
         return None if slow else best
 
-    def tighter(self, first: int, usual: int) -> tuple[list[Planned], int | None]:
+    def tighter(self, first: int, usual: int) -> tuple[list[Planned], InfeasibleError | None]:
         """Leave more and more memory free, from a level on, until a plan keeps the chance.
 
         Args:
@@ -217,25 +217,32 @@ class _ChanceSearch:
             usual: Level of the limit; the next one after a search that had too little time.
 
         Returns:
-            The plans met, and the level at which no plan fits; None where some plan fits at all.
+            The plans met, and why no plan fits a level, the one of the limit or a later one; None
+            where some plan fits at all.
         """
         met: list[Planned] = []
+        refused = None
         for level in range(first, len(self.headrooms)):
             headroom = self.headrooms[level]
             tight = self.asked.problem.leaving_free(headroom)
             if met and evaluate(met[-1].plan, tight).feasible:
                 continue  # it is the best plan of this level, too
-            if level < usual and met and _stopped_late(met[-1]):
+            late = met and _stopped_late(met[-1])
+            if level < usual and (late or refused):
                 continue
             try:
                 met.append(self.find(headroom))
-            except InfeasibleError:
+                refused = None
+            except InfeasibleError as error:
                 if not headroom:
                     raise
-                return met, level
+                refused = error
+                if level < usual:
+                    continue
+                break
             if self.keeps(met[-1]) or met[-1].interrupted:
                 break
-        return met, None
+        return met, refused
 
     def next_to(self, met: Sequence[Planned]) -> Planned:
         """Return the last plan, or a faster one that an earlier search met and that keeps the chance.
@@ -293,23 +300,17 @@ class _ChanceSearch:
         unlikely = last or chance < LEVELS[-1]
         return not unlikely or not self.config.verification.enabled
 
-    def safest(
-        self,
-        met: Sequence[Planned],
-        failed: int | None,
-        usual: int,
-    ) -> Planned:
+    def safest(self, met: Sequence[Planned], refused: InfeasibleError | None) -> Planned:
         """Return the plan of least chance; the warning says what a plan that keeps the limit takes.
 
         Args:
             met: Plans that do not keep the chance.
-            failed: Level at which no plan fits: more memory is left free below it, as far as some
-                plan allows.
-            usual: Level of the limit.
+            refused: Why no plan fits the next level: more memory is left free below it, as far as
+                some plan allows.
         """
         warning = f"no plan that keeps space.out_of_memory={self.allowed:g} was found"
         found = list(met)
-        if failed is not None:
+        if refused is not None:
             # from the tightest level, so that all limits meet the same plan
             distance = _distance_that_fits(self.asked, self.headrooms[-1])
             for own in (distance, distance / 2.0, 0.0)[: 1 if met else None]:
@@ -318,11 +319,8 @@ class _ChanceSearch:
                     break
             if not found:
                 return self.find(0.0)  # which says why none fits
-            try:
-                self.find(self.headrooms[max(failed, usual)])
-            except InfeasibleError as error:
-                ways = str(error).partition("smallest changes that help: ")[2].removesuffix(".")
-                warning = f"no plan keeps space.out_of_memory={self.allowed:g}; it takes {ways}"
+            ways = str(refused).partition("smallest changes that help: ")[2].removesuffix(".")
+            warning = f"no plan keeps space.out_of_memory={self.allowed:g}; it takes {ways}"
         best = min(found, key=lambda one: one.out_of_memory or 0.0)
         return best if self.keeps(best) else replace(best, warning=warning)
 

@@ -169,6 +169,24 @@ def test_memory_that_no_plan_fills_is_not_loosened(share: float, searches: int) 
     assert len(asked) == searches
 
 
+def test_memory_in_which_no_plan_fits_is_searched_once() -> None:
+    """It was searched again for the sentence that names what a plan takes."""
+    job = ["model=toy", "training=toy", "cluster=toy", "search=gradient", "search.num_steps=2"]
+    problem = load_problem([*job, "verification.enabled=false"])
+    known = replace(plan(problem), out_of_memory=0.9)
+    asked = []
+
+    def find(headroom: float) -> Planned:
+        asked.append(headroom)
+        if headroom > 0.05:
+            raise InfeasibleError("smallest changes that help: more memory.")
+        return known
+
+    found = memory_chance.within_chance(Asked.of(problem), find)
+    assert len(set(asked)) == len(asked) > 1
+    assert found.warning == "no plan keeps space.out_of_memory=0.2; it takes more memory"
+
+
 @pytest.mark.parametrize(
     ("chances", "level"),
     [
