@@ -33,6 +33,7 @@ from darts_parallel.report import (
     print_line,
     render,
     report_page,
+    shown_path,
 )
 
 INTERRUPTED = "darts-parallel: interrupted; plan.json is the best plan so far."
@@ -243,7 +244,7 @@ class BilevelJob:
         if schedule is not None:
             return [
                 f'Megatron-LM from 0.18 on follows these phases (--step-batch-size-schedule "{schedule}"): '
-                f"darts-parallel plan={self.folder / 'plan.json'} export=megatron"
+                f"darts-parallel plan={shown_path(self.folder / 'plan.json')} export=megatron"
             ]
         return [MANY_PLANS] if len(phases) > 1 else []
 

@@ -108,21 +108,20 @@ def run(arguments: Sequence[str]) -> list[str]:
     for word, value in given_values(own).items():
         near = f"overrides: [{word}={value}] in options of the design's YAML file"
         require(word not in MACHINE_WORDS, f"{word}={value}", "be of a machine of the design", near)
-    options = parse(DesignOptions, own)
+    given = asdict(parse(DesignOptions, own))
+    design = given.pop("design")
     rule = "name a design, its YAML file or a plan"
-    require(bool(options.design), f"design={options.design}", rule, "design=buyers")
-    changes = asdict(options)
-    del changes["design"]
-    changes = {key: value for key, value in changes.items() if value not in (None, [])}
-    is_plan = options.design.endswith(".json")
+    require(bool(design), f"design={design}", rule, "design=buyers")
+    changes = {key: value for key, value in given.items() if value not in (None, [])}
+    is_plan = design.endswith(".json")
     rule = "be of a design, and not of a plan"
     refused = "+".join([*changes, *job])
-    require(not is_plan or not refused, refused, rule, f"design={options.design} alone")
+    require(not is_plan or not refused, refused, rule, f"design={design} alone")
     out = run_folder(arguments)
     if is_plan:
-        lines = upgrade_lines(options.design, out)
+        lines = upgrade_lines(design, out)
     else:
-        lines = design_lines(read_design(options.design, changes, job), out)
+        lines = design_lines(read_design(design, changes, job), out)
     return [*lines, f"files: {out}"]
 
 
@@ -192,9 +191,8 @@ def plan_files(answer: Answer) -> dict[str, Entries]:
         found = plan_dict(Outcome(problem, own, even))
         files[f"plan{number}.json"] = found
         if even.iteration_time_s >= cost.iteration_time_s:
-            result = planned.result
-            answers = planned.answers
-            found = plan_dict(Outcome(layerwise, planned.plan, cost, result, answers))
+            known = (planned.result, planned.answers)
+            found = plan_dict(Outcome(layerwise, planned.plan, cost, *known))
         files[f"layerwise{number}.json"] = found
     return files
 

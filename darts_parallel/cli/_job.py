@@ -168,7 +168,12 @@ class Job(Watcher):
         if self.problem.config.price:
             with self._beside("the best plan of the space"):
                 best, distance = distance_to_best(outcome, self.folder)
-        self._write(findings, best)
+        try:
+            self._write(findings, best)
+        except DartsParallelError:
+            # the search took its time: what it found is shown at least
+            render(outcome, self.console, lambda plan: taken_by(problem, plan))
+            raise
         # written before the report: the reader of a pipe may leave in the middle of it
         exported, refusal = self._export(plan, problem.config.export)
         with self._plan_stands(), self._beside("the report"):
@@ -176,14 +181,15 @@ class Job(Watcher):
         with self._beside("the explanation"):
             render_ending(planned, problem, self.folder, self.console)
         if busy and planned.result is not None and planned.result.stopped_by == "time_limit":
-            self._print_line(busy)
+            self.say(busy)
         if problem.config.export is None:
-            self._print_line(f"start it: {self._start_line(outcome)}")
+            for line in self._start_lines(outcome):
+                self.say(line)
         if self.tracker is not None:
             with self._plan_stands(), self._curves():
                 self.tracker.finish(outcome)
         for line in exported:
-            self._print_line(line)
+            self.say(line)
         if refusal:
             fail(refusal)
         return cost.iteration_time_s if cost.feasible else inf
@@ -231,16 +237,14 @@ class Job(Watcher):
         try:
             yield
         except DartsParallelError as error:
-            self._print_line(f"{what} is missing: {one_line(str(error))}")
+            self.say(f"{what} is missing: {one_line(str(error))}")
 
-    def _start_line(self, outcome: Outcome) -> str:
-        """Return the command that starts the plan, or that no trainer takes it."""
-        return start_command(outcome.problem, outcome.plan, self._plan_file)
-
-    @property
-    def _plan_file(self) -> Path:
-        """Return the path of plan.json, as a command takes it."""
-        return shown_path(self.folder / "plan.json")
+    def _start_lines(self, outcome: Outcome) -> list[str]:
+        """Say how the plan starts, or that no trainer takes it; nothing where it does not fit."""
+        if not outcome.cost.feasible:
+            return []
+        file = self.folder / "plan.json"
+        return [f"start it: {start_command(outcome.problem, outcome.plan, file)}"]
 
     def _report(self, findings: Findings, distance: Sequence[str]) -> None:
         """Print the report, and write it as a page."""
@@ -250,13 +254,13 @@ class Job(Watcher):
         if problem.config.price:
             self.console.print(memory_table(outcome))
         for line in distance:
-            self._print_line(line)
+            self.say(line)
         tables += render_ladder(findings.rungs, self.console)
         trainers = trainers_table(findings.offers, problem, outcome.plan)
         self.console.print(trainers)
-        file = self._plan_file
+        file = shown_path(self.folder / "plan.json")
         lines = [
-            f"start it: {self._start_line(outcome)}",
+            *self._start_lines(outcome),
             f"why this plan: darts-parallel explain {file}",
             f"three plans to measure: darts-parallel tune {file} --top 3",
         ]
@@ -330,9 +334,6 @@ class Job(Watcher):
             return [], str(error)
         return export_lines(target, exported, write_export(exported, self.folder)), ""
 
-    def _print_line(self, line: str) -> None:
-        print_line(self.console, line)
-
     @contextmanager
     def progress(self, title: str, total: int | None = None) -> Iterator[Update]:
         """Show a progress bar, where somebody looks."""
@@ -350,5 +351,5 @@ class Job(Watcher):
                 self.tracker.record(record)
 
     def say(self, sentence: str) -> None:
-        """Print a sentence."""
-        self.console.print(sentence)
+        """Print a sentence in one line."""
+        print_line(self.console, sentence)

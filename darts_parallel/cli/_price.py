@@ -81,14 +81,13 @@ def distance_to_best(outcome: Outcome, folder: Path) -> tuple[Entries, list[str]
     }
     words = found.plan.describe(problem.training.global_batch_size)
     seconds = seconds_label(best.iteration_time_s)
-    proof = claim(tight, best, found.answers)
     priced = (
         f"The priced plan is {near}{seconds_label(abs(extra))} ({100.0 * abs(share):.1f} %) {way}."
     )
     lines = [
         f"Best plan of the space: {words}",
         f"{seconds} · fits: {fits_label(found.out_of_memory)}. {priced}",
-        proof,
+        claim(tight, best, found.answers),
         f"the best: {start_command(tight, found.plan, file)}",
     ]
     return {"best": entry}, lines

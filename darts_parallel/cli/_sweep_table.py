@@ -21,6 +21,7 @@ from darts_parallel.report import (
     markdown_table,
     override_values,
     print_line,
+    shown_path,
 )
 
 SEED = "search.seed"
@@ -92,7 +93,7 @@ def write_sweep(config: DictConfig, began: float = 0.0) -> None:
     columns = [key for key in keys if key != SEED]
     words = {key: word for word, key in WORDS.items()}
     short = [words.get(key, key) for key in columns]
-    titles = [*short, *(["seeds"] if seeds else []), *TITLES.values()]
+    titles = [*short, *["seeds"] * seeds, *TITLES.values()]
     cells = joined_seeds(jobs, columns, seeds=seeds)
     over = ", medians over seeds + how much slower the slowest seed is" if seeds else ""
     console = PipedConsole(quiet=False)
@@ -101,11 +102,10 @@ def write_sweep(config: DictConfig, began: float = 0.0) -> None:
     names = [*keys, *TITLES]
     lines = [[job.get(name, "") for name in names] for job in jobs]
     write_text(folder / "results.csv", csv_text(names, lines))
-    shown = [f"table: {folder / name}" for name in ("results.csv", "results.md")]
+    for name in ("results.csv", "results.md"):
+        print_line(console, f"table: {folder / name}")
     if config.output.tensorboard:
-        shown.append(f"curves: tensorboard --logdir {folder}")
-    for line in shown:
-        print_line(console, line)
+        print_line(console, f"curves: tensorboard --logdir {shown_path(folder)}")
 
 
 def _place(folder: Path) -> tuple[int, str]:
@@ -131,7 +131,7 @@ def joined_seeds(jobs: Sequence[Job], columns: Sequence[str], *, seeds: bool) ->
     lines = []
     for values, own in groups.items():
         own.sort(key=lambda job: job[SECONDS] or inf)
-        line = [*values, *([str(len(own))] if seeds else [])]
+        line = [*values, *[str(len(own))] * seeds]
         line += [_cell([job[name] for job in own], name, spread=seeds) for name in TITLES]
         lines.append(line)
     return lines

@@ -7,6 +7,8 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from darts_parallel.config import user_errors
+
 LONGEST_NAME = 150
 """Characters of a job's folder; most file systems allow 255."""
 
@@ -22,7 +24,8 @@ class SweepTable(Callback):
         """Write the table; its imports are slow, and Hydra makes the callback before each job."""
         from darts_parallel.cli._sweep_table import write_sweep
 
-        write_sweep(config, self.began)
+        with user_errors(()):
+            write_sweep(config, self.began)
 
 
 def sweep_folder(number: int, overrides: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ from darts_parallel.planner import (
 )
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
-from darts_parallel.report import fits_label, one_line, table_of
+from darts_parallel.report import fits_label, one_line, shown_path, table_of
 from darts_parallel.report import seconds as seconds_label
 
 SECONDS = 15.0
@@ -58,13 +58,14 @@ def start_command(problem: Problem, plan: Plan, file: Path) -> str:
 
     Where none takes it, say so: what no program can export does not run here, either.
     """
+    shown = shown_path(file)
     software = problem.training.software
     fitted = [name for name in EXPORTS if software in problem.config.abilities(name).software]
     taken = taken_by(problem, plan)
     for name in (problem.config.space.trainer, *fitted, "torch", *taken):
         if name in taken:
-            return f"darts-parallel plan={file} export={name}"
-    return f"no trainer takes {file}; plan for one: darts-parallel ... trainer=NAME"
+            return f"darts-parallel plan={shown} export={name}"
+    return f"no trainer takes {shown}; plan for one: darts-parallel ... trainer=NAME"
 
 
 def trainers_table(found: Sequence[Offer], problem: Problem, chosen: Plan) -> Table:

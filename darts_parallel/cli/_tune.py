@@ -96,8 +96,9 @@ def run_tuning(problem: Problem, folder: Path, console: Console) -> float:
         said = _store(problem, folder)
     files = {}
     for number, proposal in enumerate(state.next(int(settings["top"])), 1):
-        files[folder / f"plan_{number}.json"] = proposal
-        write_json(folder / f"plan_{number}.json", _plan_file(problem, proposal))
+        file = folder / f"plan_{number}.json"
+        files[file] = proposal
+        write_json(file, _plan_file(problem, proposal))
     best = state.proposals[0]
     found = {"from": source, "scale": state.scale, "excluded": state.excluded}
     found["trials"] = [

@@ -110,7 +110,7 @@ def main() -> None:
     began = time.time()
     _print_whatever_comes()
     try:
-        with user_errors("darts-parallel", sys.argv):
+        with user_errors(sys.argv):
             _answer(sys.argv[1:], began)
     except KeyboardInterrupt:
         fail("interrupted before any plan was found.")
@@ -205,7 +205,7 @@ def _run_entered(
 ) -> float:
     """Run a job in a folder that exists; infinite seconds where it is refused."""
     try:
-        with user_errors("darts-parallel", given), entered.own(named=named) as folder:
+        with user_errors(given), entered.own(named=named) as folder:
             return _run_in(folder, composed, given, swept=swept)
     except SystemExit as end:
         if end.code != REFUSED:

@@ -37,7 +37,7 @@ PLUGINS = {
 }
 """Options of the groups `hydra/...` that need a plugin, and the extra of this project that installs
 it."""
-NUMBER = re.compile(r"-?\d{1,15}(\.\d+)?([eE][+-]?\d)?(?!\d)")
+NUMBER = re.compile(r"-?\d{1,15}(\.\d+)?([eE][+-]?\d)?(?![\dx])")
 """The start of a text that is a number of moderate size."""
 BITS = re.compile(r"Gb(it|ps|/s|it/s|its)?")
 THOUSANDFOLD = ("", "K", "M", "G")
@@ -194,6 +194,8 @@ def _must_be(kind: Any, value: str) -> str:
     origin = get_origin(kind) or kind
     if origin is dict:
         return "must be a mapping; try one such as {bf16: 125.0}."
+    if kind is Any:
+        return "must be a list or a mapping, as the value before it; try null before it."
     near = "one word"
     if origin is list:
         near = f"[{value}]"

@@ -143,11 +143,12 @@ def leave_pipe() -> int:
 
 
 @contextmanager
-def user_errors(name: str, overrides: Sequence[str] = ()) -> Iterator[None]:
+def user_errors(overrides: Sequence[str], name: str = "darts-parallel") -> Iterator[None]:
     """End the process in one sentence for a user's error, and silently if the reader has left.
 
     Args:
         overrides: `key=value` as the command was given.
+        name: Of the command.
     """
     try:
         yield
@@ -165,7 +166,7 @@ def guarded(name: str, work: Callable[[], int]) -> int:
     """Run a command's work with `user_errors`, and return its exit status."""
     begin_command()
     try:
-        with user_errors(name):
+        with user_errors((), name):
             return work()
     except KeyboardInterrupt:
         print(f"{name}: interrupted.", file=sys.stderr)

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 from omegaconf import MISSING
 
-from darts_parallel.config.checks import as_yaml, one_of, ranged, require, require_member
-from darts_parallel.errors import Entries
+from darts_parallel.config.checks import as_yaml, one_of, ranged, require
+from darts_parallel.errors import Entries, closest
 
 
 def config_dir() -> Path:
@@ -75,7 +75,8 @@ class Lack:
             ConfigError: `when` names no setting.
         """
         for key in self.when.keys() - facts.keys():
-            require_member("trainer.lacks.when", key, tuple(facts))
+            rule = "name a key of the model, the training or a strategy"
+            require(False, f"trainer.lacks.when.{key}", rule, closest(key, facts))
         return all(
             facts[key] > ABOVE[wanted] if isinstance(wanted, str) else facts[key] in wanted
             for key, wanted in self.when.items()

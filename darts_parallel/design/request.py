@@ -157,11 +157,9 @@ def design_of(name: str, raw: Any, overrides: Sequence[str] = ()) -> Design:
     options = tuple(
         _option(key, own, given.knobs | own.knobs, jobs) for key, own in given.options.items()
     )
-    budget = given.budget or 0.0
-    target = given.target or 0.0
     budgets = tuple(sorted({1.0, *given.budgets}))
-    tolerance = given.tolerance
-    return Design(name, given.unit, budget, target, budgets, tolerance, weights, options)
+    question = (given.budget or 0.0, given.target or 0.0, budgets, given.tolerance)
+    return Design(name, given.unit, *question, weights, options)
 
 
 def _option(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
-from darts_parallel.config import SpaceConfig, TrainingConfig
+from darts_parallel.config import SpaceConfig, TrainingConfig, as_yaml
 from darts_parallel.errors import ConfigError, closest
 from darts_parallel.plans.degrees import (
     context_degrees,
@@ -73,11 +73,12 @@ def require_legal_pins(
         members = sorted({getattr(combination, key) for combination in legal})
         # a list may have illegal values, which never enter the space; one legal value is enough
         if not set(values) & set(members):
-            agreeing = {getattr(c, key) for c in legal if _agrees(c, pins, besides=key)}
-            raise refused_pin(key, values[0], rules[key], sorted(agreeing) or members)
+            if key != "dp" and values[0] in {getattr(own, key) for own in degrees}:
+                rules[key] = f"leave a dp that divides training.global_batch_size={batch}"
+            raise refused_pin(key, values[0], rules[key], _possible(key, pins, legal) or members)
     if not any(_agrees(combination, pins) for combination in legal):
         ways = _ways_out(pins, legal, _nearest_batch(degrees, batch, pins))
-        names = ", ".join(f"space.{key}={_show(values)}" for key, values in pins.items())
+        names = ", ".join(f"space.{key}={as_yaml(getattr(space, key))}" for key in pins)
         raise ConfigError(
             f"{names} contradict each other: {factors} must be the {devices} and "
             f"dp * num_micro_batches * micro_batch_size must be training.global_batch_size={batch} (virtual "
@@ -182,6 +183,11 @@ def _agrees(record: Combination, pins: Pins, besides: str = "") -> bool:
     return all(getattr(record, key) in pins[key] for key in pins if key != besides)
 
 
+def _possible(key: str, pins: Pins, legal: Sequence[Combination]) -> list[int]:
+    """Return the values of a key in combinations that agree with the pins of all other keys."""
+    return sorted({getattr(c, key) for c in legal if _agrees(c, pins, besides=key)})
+
+
 def _ways_out(pins: Pins, legal: Sequence[Combination], batch: int | None) -> str:
     """Name the single changes of a pin, or of the global batch, that help pins which contradict.
 
@@ -190,18 +196,11 @@ def _ways_out(pins: Pins, legal: Sequence[Combination], batch: int | None) -> st
     """
     ways = []
     for key, values in pins.items():
-        members = sorted({getattr(c, key) for c in legal if _agrees(c, pins, besides=key)})
-        if members:
+        if members := _possible(key, pins, legal):
             ways.append(f"space.{key}={closest(values[0], members)}")
     if batch is not None:
         ways.append(f"training.global_batch_size={batch}")
     return " or ".join(ways) or "pin fewer of them"
-
-
-def _show(values: tuple[int, ...]) -> str:
-    if len(values) == 1:
-        return str(values[0])
-    return f"[{','.join(map(str, values))}]"
 
 
 def _nearest_batch(filling: Sequence[Combination], batch: int, pins: Pins) -> int | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 from rich.console import Console
 from rich.table import Table
@@ -43,18 +44,17 @@ def render_ending(
 ) -> None:
     """Print where the plan comes from, the files of the run, and the explanation where it is asked for."""
     output = problem.config.output
-    folder = shown_path(folder)
     if planned.rental is not None:
         print_line(console, planned.rental.label())
     if output.verbose and output.tensorboard:
-        print_line(console, f"curves: tensorboard --logdir {folder / 'tensorboard'}")
+        print_line(console, f"curves: tensorboard --logdir {shown_path(folder / 'tensorboard')}")
     page = " · report.html lies next to it" if (folder / "report.html").exists() else ""
-    print_line(console, f"why: darts-parallel explain {folder / 'plan.json'}{page}")
+    print_line(console, f"why: darts-parallel explain {shown_path(folder / 'plan.json')}{page}")
     if problem.config.explain:
         render_explanation(explain(problem, planned.plan), console)
 
 
-def shown_path(path: Path) -> Path:
-    """Return a path as commands take it: relative where it lies in the working folder."""
+def shown_path(path: Path) -> str:
+    """Return a path as a shell takes it: quoted, and relative where it lies in the working folder."""
     here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
+    return quote(str(path.relative_to(here) if path.is_relative_to(here) else path))

@@ -14,6 +14,18 @@ from darts_parallel.problem import Problem, bill
 from darts_parallel.report.outcome import Outcome
 from darts_parallel.schedules import find
 
+SEARCHED = (
+    "why",
+    "seconds",
+    "steps",
+    "restarts",
+    "seed",
+    "gradient_iteration_time_s",
+    "plans_evaluated",
+    "stopped_by",
+)
+"""Parts of a search's result under the same names in plan.json."""
+
 
 def plan_dict(outcome: Outcome) -> Entries:
     """Return the content of `plan.json`.
@@ -26,10 +38,8 @@ def plan_dict(outcome: Outcome) -> Entries:
     if outcome.elasticities is None:
         outcome = replace(outcome, elasticities=time_elasticities(plan, problem))
     answers = {entry.name: _verification_dict(entry, problem) for entry in outcome.answers}
-    data: Entries = {}
-    data["schema"] = SCHEMA
-    data |= _job(problem)
-    data |= _placed(plan, problem)
+    data: Entries = {"schema": SCHEMA}
+    data |= _job(problem) | _placed(plan, problem)
     data["parallelism"] = _parallelism(plan, problem)
     data["predicted"] = _predicted(outcome)
     data["sensitivity"] = outcome.elasticities
@@ -88,15 +98,11 @@ def _parallelism(plan: Plan, problem: Problem) -> dict[str, int | None]:
     """Return the degrees that all layers share; None where layers differ."""
     layers = plan.layers
     batch = problem.training.global_batch_size // plan.num_micro_batches
-    degrees = {}
-    degrees["dp"] = _common(layer.dp for layer in layers)
-    degrees["tp"] = _common(layer.tp for layer in layers)
-    degrees["pp"] = plan.pp
-    degrees["cp"] = plan.cp
-    if problem.model.has_experts:
-        degrees["ep"] = _common(layer.ep for layer in layers)
-        degrees["etp"] = _common(layer.etp for layer in layers)
-    degrees["virtual_stages"] = plan.virtual_stages
+    degrees: dict[str, int | None] = {}
+    for name in ("pp", "cp", "virtual_stages"):
+        degrees[name] = getattr(plan, name)
+    for name in ("dp", "tp", "ep", "etp") if problem.model.has_experts else ("dp", "tp"):
+        degrees[name] = _common(getattr(layer, name) for layer in layers)
     degrees["micro_batch_size"] = _common(batch // layer.dp for layer in layers)
     return degrees
 
@@ -114,14 +120,11 @@ def _search_dict(outcome: Outcome, result: SearchResult) -> Entries:
     data: Entries = {}
     data["method"] = asked if problem.config.bilevel is None else result.method
     data["taken_from"] = result.method
-    for name in ("why", "seconds", "steps", "restarts", "seed"):
+    for name in SEARCHED:
         data[name] = getattr(result, name)
     raw = result.raw_iteration_time_s
     data["raw_iteration_time_s"] = raw if isfinite(raw) else None
-    data["gradient_iteration_time_s"] = result.gradient_iteration_time_s
     data["stages"] = [asdict(stage) | {"gap": outcome.gap(stage)} for stage in outcome.stages]
-    data["plans_evaluated"] = result.plans_evaluated
-    data["stopped_by"] = result.stopped_by
     return data
 
 

@@ -6,7 +6,6 @@ import torch
 
 from darts_parallel.cost import (
     Event,
-    PassSeconds,
     hard_plan,
     pass_seconds,
     timeline,
@@ -26,8 +25,6 @@ class Timeline:
     events: tuple[Event, ...]
     """Every pass, in an order that respects all dependencies; a shorter critical one would shorten the
     iteration."""
-    passes: PassSeconds
-    """Seconds of one micro-batch by stage, of this one plan; blocking messages are inside the passes."""
     pipeline_ends_s: tuple[float, ...]
     """Seconds from the start until each device has ended its last pass."""
     sync_s: tuple[float, ...]
@@ -38,12 +35,13 @@ def plan_timeline(plan: Plan, problem: Problem) -> Timeline:
     """Simulate one iteration of `plan`, whatever `cost.pipeline` says, with its schedule and messages."""
     table, hard, cost = hard_plan(plan, problem)
     model = table.pipeline
+    sync = cost.sync_seconds[0]
     passes = pass_seconds(table, hard)
     passes = passes.blocking() if model.blocking else passes
     with torch.no_grad():
-        events = timeline(passes, model.schedule, cost.sync_seconds[0], plan.num_micro_batches)
+        events = timeline(passes, model.schedule, sync, plan.num_micro_batches)
     ends = [0.0] * plan.pp
     for event in events:
         ends[event.device] = max(ends[event.device], event.end)
-    sync = tuple(cost.sync_seconds[0].tolist())
-    return Timeline(find(model.schedule).name, tuple(events), passes, tuple(ends), sync)
+    name = find(model.schedule).name
+    return Timeline(name, tuple(events), tuple(ends), tuple(sync.tolist()))

@@ -147,13 +147,12 @@ def _numbers(row: TableRow, framework: Entry) -> Entries:
             "adapters on weights of 4 bits, or other than LoRA, are not in the cost model"
         )
     recorded = row.says("recorded")
-    attention = _stated(row, "fp8_dot_product_attention", recorded)
     bits = row.count("gradient_bits") or framework.get("gradient_bits")
     return {
         "framework": framework["name"],
         "gradient_bits": bits,
         "cuda_graphs": _cuda_graphs(row, recorded),
-        "fp8_dot_product_attention": attention,
+        "fp8_dot_product_attention": _stated(row, "fp8_dot_product_attention", recorded),
     }
 
 
@@ -355,20 +354,19 @@ def _model(
 ) -> Sizes:
     """Fill the sizes of a dense model, and those of a mixture that its cells show."""
     family = _family(row, sizes)
-    layers = row.require("layers")
+    model = {key: value for key, value in family.items() if key in runs.DEFAULTS}
+    model["num_layers"] = row.require("layers")
     hidden = row.require("hidden")
     heads = row.count("heads") or usual(row, siblings, "heads", "hidden")
     if heads is None:
         heads = min(divisors(hidden), key=lambda number: abs(hidden / number - HEAD_SIZE))
-    ffn = row.count("ffn") or usual(row, siblings, "ffn", "hidden") or 4 * hidden
-    model = {key: value for key, value in family.items() if key in runs.DEFAULTS}
-    model["num_layers"] = layers
+    width = row.count("ffn") or usual(row, siblings, "ffn", "hidden")
     model["hidden_size"] = hidden
     model["seq_len"] = row.require("seq_len")
     model["num_heads"] = heads
     model["num_kv_heads"] = row.count("kv_heads") or heads
     model["vocab_size"] = _vocabulary(row, siblings) or family["vocab_size"]
-    model["ffn_hidden_size"] = ffn
+    model["ffn_hidden_size"] = width or 4 * hidden
     if "tie_embeddings" in framework:
         model["tie_embeddings"] = framework["tie_embeddings"]
     stated = row.number("n_params")

@@ -70,6 +70,25 @@ def test_what_cannot_be_found_or_written_next_to_the_plan_is_a_line(
     assert command.plan_file().is_file()
 
 
+def test_a_plan_that_cannot_be_written_is_printed(command: Command) -> None:
+    """A full disk took a plan that had been searched for minutes."""
+    (command.folder / "run/plan.json").mkdir(parents=True)
+    outcome = command(*TOY, *QUIET, "hydra.run.dir=run")
+    assert outcome.status == 2
+    assert "plan.json cannot be written (Is a directory)" in outcome.err
+    assert " per iteration · " in outcome.out
+    assert "start it" not in outcome.out
+
+
+def test_a_sweep_whose_table_cannot_be_written_ends_in_one_sentence(command: Command) -> None:
+    """Hydra showed a warning of Python, and the exit status was 0."""
+    (command.folder / "swept/results.csv").mkdir(parents=True)
+    outcome = command("-m", *TOY, *QUIET, "space.pp=1,2", "hydra.sweep.dir=swept")
+    assert outcome.status == 2
+    why = "swept/results.csv cannot be written (Is a directory)"
+    assert outcome.err == f"darts-parallel: output: {why}.\n"
+
+
 def test_a_risk_level_that_cannot_be_written_is_left_out(command: Command) -> None:
     (command.folder / "run/plan_fastest.json").mkdir(parents=True)
     outcome = command(

@@ -70,6 +70,9 @@ def test_the_line_of_a_plan_that_does_not_fit_names_stage_and_bytes(command: Com
     assert re.search(
         r"This plan does not fit: stage [01] needs [\d.]+ of [\d.]+ [GM]iB\.", done.out
     )
+    page = (command.folder / "small/report.html").read_text()
+    assert "start it" not in done.out + page
+    assert "why this plan" in page
 
 
 def test_a_plan_that_contradicts_its_own_file_breaks_a_rule_by_its_name(command: Command) -> None:

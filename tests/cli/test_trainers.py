@@ -174,6 +174,8 @@ def test_a_plan_is_started_by_a_trainer_that_takes_it_and_no_other() -> None:
     assert (
         start_command(problem, chosen, Path("p.json")) == "darts-parallel plan=p.json export=torch"
     )
+    spaces = Path.cwd() / "my plan.json"
+    assert start_command(problem, chosen, spaces).endswith(" plan='my plan.json' export=torch")
     nobody = load_problem([*TOY, "training.loss=chunked", "training.attention_kernel=triton"])
     sentence = "no trainer takes p.json; plan for one: darts-parallel ... trainer=NAME"
     assert start_command(nobody, chosen, Path("p.json")) == sentence

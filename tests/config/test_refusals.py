@@ -49,6 +49,11 @@ NODE, RACK, LORA = (
         ("space.offload=[optimizer] space=executable", "must be null with space.executable=true"),
         ("space.offload=[optimizer] trainer=galvatron", "null with space.trainer=galvatron, or"),
         ("space.offload={weights:1}", "space.offload=weights must be one of activation, optimizer"),
+        (
+            "space.offload=[optimizer] space.offload={optimizer:0.5}",
+            "must be a list or a mapping, as the value before it; try null before it",
+        ),
+        ("training.global_batch_size=0x10", "must be a whole number; try 1"),
         ("space.offload={optimizer:2}", "space.offload.optimizer=2 must be a number from 0 to 1"),
         (
             "space.offload={optimizer:yes}",

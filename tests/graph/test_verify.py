@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from darts_parallel.config.composition import load_config
@@ -282,3 +282,20 @@ def test_infinite_results_are_equal_or_wrong() -> None:
     assert verify._difference(mask.flip(0), mask, 0.0) == float("inf")
     run = verify.FileRun({"output 0": 0.0, "output 1": float("nan")}, {})
     assert "output 1 differs" in verify._fault(run, {})
+
+
+class Undefined(nn.Module):
+    """Its second output is no number."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x - torch.inf * x.relu()
+
+
+def test_a_module_that_computes_nan_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN equals nothing, so a right file would be called wrong."""
+    monkeypatch.setattr("torch.distributed.device_mesh.init_device_mesh", lambda *_, **__: None)
+    text = "INPUTS = ('x',); distribute = lambda named, *_: named; parallelize = lambda own, _: own"
+    with pytest.raises(
+        UnsupportedError, match=r"one process fails: it computes NaN; try verify=fa"
+    ):
+        verify.run_file(lambda: (Undefined(), [torch.zeros(2)]), text, (1,))

@@ -3,6 +3,7 @@ from itertools import pairwise
 import pytest
 
 from darts_parallel import evaluate, load_problem
+from darts_parallel.cost import PassSeconds, hard_plan, pass_seconds
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.trace import plan_timeline
@@ -34,16 +35,25 @@ def uneven_plan(problem: Problem) -> Plan:
     return Plan(8, (0, 2, 3, 4, layers), (LayerStrategy(size, 1),) * layers)
 
 
+def seconds_of(plan: Plan, problem: Problem) -> PassSeconds:
+    """Seconds of a micro-batch by stage; blocking messages are inside the passes."""
+    table, hard, _ = hard_plan(plan, problem)
+    passes = pass_seconds(table, hard)
+    return passes.blocking() if table.pipeline.blocking else passes
+
+
 @pytest.mark.parametrize("cost", COSTS)
 def test_a_timeline_holds_every_pass_without_overlap_on_a_device(cost: list[str]) -> None:
     problem = load_problem(JOB + cost)
-    shown = plan_timeline(uneven_plan(problem), problem)
+    plan = uneven_plan(problem)
+    shown = plan_timeline(plan, problem)
+    passes = seconds_of(plan, problem)
     for device, order in enumerate(find(problem.config.cost.schedule).orders(4, 8)):
         mine = [event for event in shown.events if event.device == device]
         assert [event.operation for event in mine] == list(order)
         assert all(a.end <= b.start * (1 + 1e-12) for a, b in pairwise(mine))
         forward = [event.end - event.start for event in mine if event.operation.kind == "F"]
-        assert forward == pytest.approx([float(shown.passes.forward[0, device])] * 8, rel=1e-9)
+        assert forward == pytest.approx([float(passes.forward[0, device])] * 8, rel=1e-9)
     assert shown.schedule == problem.config.cost.schedule
 
 
@@ -61,7 +71,7 @@ def test_the_timeline_ends_when_the_simulated_iteration_does(cost: list[str]) ->
 def test_without_synchronisation_blocking_passes_sum_to_the_stage_times() -> None:
     problem = load_problem(JOB)
     plan = uneven_plan(problem)
-    passes = plan_timeline(plan, problem).passes
+    passes = seconds_of(plan, problem)
     total = (passes.forward + passes.backward)[0]
     assert total.tolist() == pytest.approx(evaluate(plan, problem).stage_times_s, rel=1e-12)
     assert (passes.weight_gradient < passes.backward).all()
