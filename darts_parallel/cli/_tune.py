@@ -275,10 +275,8 @@ def _print(
         print_line(console, f"  {start_command(problem, proposal.plan, file)}")
     if not files:
         print_line(console, "  nothing: every candidate was tried")
-    tried = shown_path(folder / "plan_1.json")
-    print_line(
-        console, f"then: darts-parallel tune {tried} --from-log LOG, or tune.measured=FILE.csv"
-    )
+    then = f"darts-parallel tune {shown_path(folder / 'plan_1.json')} --from-log LOG"
+    print_line(console, f"then: {then}, or tune.measured=FILE.csv")
 
 
 def _table(state: Tuning, batch: int) -> Table:
