@@ -165,6 +165,16 @@ def test_all_reasons_stand_in_one_sentence_and_their_ways_out_are_joined(llama: 
     )
 
 
+def test_deepspeed_names_blocks_of_unequal_recomputation_next_to_other_reasons(
+    llama: Problem,
+) -> None:
+    plan = plan_of(llama, LayerStrategy(2, 4, sequence_parallel=True), 4)
+    first, second, *others = plan.layers
+    unequal = replace(plan, layers=(first, replace(second, recompute="full"), *others))
+    with pytest.raises(UnsupportedError, match=r"sequence_parallel=true.*full for some blocks"):
+        export_plan(llama, unequal, "deepspeed")
+
+
 OTHERS = [
     ("megatron", "training.optimizer=sgd", 1, "takes Adam only"),
     ("nanotron", "model.head_dim=32", 0, "head_dim=32"),
