@@ -308,11 +308,9 @@ def _said(config: Any, found: Entries, model: Any) -> Entries:
     epsilon = _value_of(config, "norm_epsilon")
     said["norm_epsilon"] = epsilon and float(epsilon)
     if not found["learned_positions"]:
-        longest = None
         rotary = getattr(config, "rope_parameters", None) or {}
         said["rotary_base"] = rotary.get("rope_theta")
-        if not found["relative_position_buckets"]:
-            longest = getattr(config, "max_position_embeddings", None)
+        longest = getattr(config, "max_position_embeddings", None)
         said["max_seq_len"] = min(longest or MAX_SIZE, MAX_SIZE)
     if found.get("num_experts"):
         said |= _routing(config, found["num_experts"], model)

@@ -48,6 +48,7 @@ def test_a_block_is_its_attention_and_its_mlp() -> None:
     assert block.gemms == attention.gemms + mlp.gemms
     assert not mlp.cores
     assert block.output_elements == attention.output_elements == mlp.output_elements
+    assert layers(TOY)["embedding"].output_elements == block.output_elements
 
 
 def test_a_window_leaves_the_keys_that_its_mask_leaves() -> None:

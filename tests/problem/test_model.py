@@ -83,6 +83,10 @@ def test_presets_have_the_published_parameters(name: str) -> None:
             "groups=3 must divide model.num_experts=4",
         ),
         ({"num_experts": 4, "moe_layer_freq": [1, 0]}, "model.moe_layer_freq=a list of 2 must be"),
+        (
+            {"num_experts": 4, "moe_layer_freq": 1.5},
+            "model.moe_layer_freq=1.5 must be a whole number",
+        ),
         ({"num_experts": 4, "moe_layer_freq": 0}, "model.moe_layer_freq=0 must be at least 1"),
         ({"moe_ffn_hidden_size": 4}, "must go with model.num_experts"),
         ({"num_experts": 4, "kv_lora_rank": 4}, "must go with model.multi_latent_attention=true"),
