@@ -56,12 +56,15 @@ from darts_parallel.config.options import run_subcommand as run_subcommand
 from darts_parallel.config.options import user_errors as user_errors
 from darts_parallel.config.reference import KeyDoc as KeyDoc
 from darts_parallel.config.reference import key_docs as key_docs
+from darts_parallel.config.schema import AXIS_ORDERS as AXIS_ORDERS
 from darts_parallel.config.schema import COMM_BITS as COMM_BITS
 from darts_parallel.config.schema import CUTS as CUTS
 from darts_parallel.config.schema import HALF_BLOCK as HALF_BLOCK
 from darts_parallel.config.schema import LAYER as LAYER
 from darts_parallel.config.schema import LOSSLESS as LOSSLESS
 from darts_parallel.config.schema import OFFLOADS as OFFLOADS
+from darts_parallel.config.schema import PIPELINES_INSIDE as PIPELINES_INSIDE
+from darts_parallel.config.schema import PIPELINES_OUTSIDE as PIPELINES_OUTSIDE
 from darts_parallel.config.schema import RECOMPUTE as RECOMPUTE
 from darts_parallel.config.schema import SPACES as SPACES
 from darts_parallel.config.schema import Config as Config

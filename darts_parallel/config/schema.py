@@ -155,6 +155,10 @@ RECOMPUTE = ("none", "selective", "full")
 LOSSLESS = 16
 """Bits per number of a collective that sends the numbers as they are."""
 COMM_BITS = (LOSSLESS, 8, 4, 2)
+PIPELINES_OUTSIDE = "tp-dp-pp"
+PIPELINES_INSIDE = "tp-pp-dp"
+AXIS_ORDERS = (PIPELINES_OUTSIDE, PIPELINES_INSIDE)
+"""Orders in which ranks count the degrees, the fastest first (cp counts with tp)."""
 SPACES = ("uniform", "stagewise", "layerwise")
 """In order of growth: one strategy for all layers, one per stage, one per layer."""
 CUTS = (LAYER, HALF_BLOCK) = ("layer", "half_block")
@@ -239,6 +243,11 @@ class SpaceConfig:
     """Orders of unequal nodes along the pipeline. `adjacent`: equal nodes side by side; `shifts`:
     also rotated; `all`: every order; `given`: the order of the file; `auto`: `all` if there are
     few, else `shifts`."""
+    axis_order: Any = one_of(None, AXIS_ORDERS)
+    """Order in which ranks count the degrees. `tp-dp-pp`: a stage has whole nodes where it is large
+    enough. `tp-pp-dp`: every node holds all stages, and messages between them stay inside it;
+    replicas lie on different nodes (Megatron-LM's `--use-tp-pp-dp-mapping`). It needs equal nodes whose
+    GPUs tp · cp · pp divides, and no experts. null: both, where the trainer has them."""
     memory_margin: float = ranged(0.0, 0.0, LARGEST_MARGIN)
     """Share of every device's memory that plans leave free, next to what the software keeps
     back. The chance to fit counts it as used."""
@@ -278,6 +287,12 @@ class SpaceConfig:
                 self.executable, self.cp = True, self.cp or 1
             elif not read_trainer(self.trainer).layerwise:
                 self.kind = "uniform"  # one strategy for all layers is what the others run
+        if self.executable or not (
+            self.trainer is None or read_trainer(self.trainer).inside_pipelines
+        ):
+            orders = self.pinned("axis_order") or (PIPELINES_OUTSIDE,)
+            require_members("space.axis_order", orders, (PIPELINES_OUTSIDE,))
+            self.axis_order = PIPELINES_OUTSIDE
         if self.executable:
             self.node_orders = "given"  # ranks are numbered by whoever starts the processes
             require_members("space.cp", self.pinned("cp") or ("null",), (1,))

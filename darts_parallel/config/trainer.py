@@ -131,6 +131,8 @@ class Trainer:
     """Whether tp may be a multiple of the key-value heads, of which each rank then has a copy."""
     whole_context_groups: bool = False
     """Whether a sharding group must hold whole context-parallel groups."""
+    inside_pipelines: bool = False
+    """Whether the stages of a pipeline may lie in one node, and its replicas in others."""
     whole_ends: str = "never"
     """Models whose first and last stage must hold a block: `never`, `hybrids` or `always`."""
     half_blocks: bool = False

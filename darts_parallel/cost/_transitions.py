@@ -143,7 +143,7 @@ def tied_seconds(
     copies = min(sum(layer.tied for layer in model.layers), len(stages))
     if copies < 2 or model.lora_rank:  # frozen tables have no gradient
         return result
-    inside = cluster.one_domain
+    inside = cluster.one_domain or cluster.visits > 1
     rows = padded_vocabulary(model.config.vocab_size, choices.tp)
     size = rows * model.config.hidden_size * context.state.gradient / copies
     ends = (stages[0], stages[-1]) if copies == 2 else stages

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from darts_parallel.config import Config, SpaceConfig
+from darts_parallel.config import PIPELINES_INSIDE, Config, SpaceConfig
 from darts_parallel.cost._transitions import (
     boundary_seconds,
     reshard_seconds,
@@ -108,11 +108,8 @@ class PlacedSpace:
     @property
     def stage_node(self) -> Tensor:
         """Node of the first rank of every stage, `(K,)`."""
-        groups = self.arranged.groups
-        gpus = [group.gpus for group in groups for _ in range(group.count)]
-        ends = torch.tensor(gpus).cumsum(0)
         width = self.cluster.num_devices // self.space.pp
-        return torch.searchsorted(ends, torch.tensor(self.devices) * width, right=True)
+        return torch.tensor([self.arranged.rank_nodes[k * width][0] for k in self.devices])
 
     def boundaries(self) -> list[BoundaryTopology | None]:
         """Return the link after every stage but the last; None: the next stage lies on the same device."""
@@ -222,7 +219,8 @@ def _place(
         p2p = torch.cat([p2p, table.reshard[:, last_kind].unsqueeze(1)], 1)
     stage_kind = [kinds.index(placed.stages[device]) for device in placed.devices]
     arranged = placed.arranged
-    table = replace(table, node_order=arranged.node_order, order_name=order_label(arranged))
+    name = PIPELINES_INSIDE if arranged.visits > 1 else order_label(arranged)
+    table = replace(table, node_order=arranged.node_order, order_name=name)
     return replace(
         table,
         pipeline=placed.pipeline,

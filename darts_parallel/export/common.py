@@ -13,6 +13,8 @@ import yaml
 from darts_parallel.config import (
     LOSSLESS,
     OFFLOADS,
+    PIPELINES_INSIDE,
+    PIPELINES_OUTSIDE,
     ModelConfig,
     Trainer,
     TrainingConfig,
@@ -424,6 +426,11 @@ class Request:
 
     def require_abilities(self) -> None:
         """Refuse what the trainer's file in `conf/trainer/` says that it lacks."""
+        if self.plan.inside_nodes and not self.trainer.inside_pipelines:
+            self.refuse(
+                f"{PIPELINES_INSIDE}, and its ranks count pp last",
+                f"space.axis_order={PIPELINES_OUTSIDE}",
+            )
         strategies = self._distinct_strategies()
         kinds = sorted({own.recompute for own in self.blocks})
         for strategy, kind in product(strategies, kinds):

@@ -184,6 +184,8 @@ def _parallel_flags(job: Request, strategy: LayerStrategy) -> Flags:
         ("pipeline-model-parallel-size", plan.pp),
         ("context-parallel-size", plan.cp),
     ]
+    if plan.inside_nodes:
+        flags.append(("use-tp-pp-dp-mapping", None))
     if plan.cp > 1 and job.facts(strategy)["windowed_heads"]:
         flags.append(("cp-comm-type", "a2a"))
     if (experts := job.experts) is not None:  # the expert tensor-parallel degree defaults to tp

@@ -46,7 +46,7 @@ def export_plan(
             f"of the {len(phases)} phases of the training the files run the last alone, from step "
             f"{phases[-1].from_step} on at a global batch size of {batch}: each phase is a run of its own"
         )
-    if plan.node_order:
+    if plan.node_order and not plan.inside_nodes:
         order = ", ".join(map(str, plan.node_order))
         notes.append(
             f"start the nodes in the plan's order: node ranks 0, 1, ... are the cluster's nodes {order}"

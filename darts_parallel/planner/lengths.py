@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from darts_parallel.config import DYNAMIC, PACKED, PADDED
+from darts_parallel.config import DYNAMIC, PACKED, PADDED, PIPELINES_INSIDE
 from darts_parallel.cost import Array, PipelineModel
 from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.planner._length_draws import DRAWS, Draws, read_lengths
@@ -49,7 +49,7 @@ from darts_parallel.plans import (
     outer_spaces,
     trainer_runs,
 )
-from darts_parallel.problem import Problem
+from darts_parallel.problem import Problem, lies_inside_nodes
 from darts_parallel.schedules import CLOSED_FORM
 
 QUANTILE = 0.95
@@ -229,7 +229,9 @@ def _usual_spaces(problem: Problem) -> list[list[OuterSpace]]:
     others = set()
     for space in outer_spaces(problem):
         model = PipelineModel.from_config(config.cost, space.virtual_stages, space.schedule)
-        if space.offload:
+        if lies_inside_nodes(space.node_order):  # dynamic cp needs neighbouring ranks
+            others.add(PIPELINES_INSIDE)
+        elif space.offload:
             others.add("offloading")
         elif model.simulated:
             others.add(model.schedule)
@@ -241,7 +243,7 @@ def _usual_spaces(problem: Problem) -> list[list[OuterSpace]]:
         others_named = " and ".join(sorted(others))
         raise ConfigError(
             f"training.lengths={config.training.lengths} {rule}, not {others_named}; {way} "
-            "space.schedules=null space.offload=null."
+            "space.schedules=null space.offload=null space.axis_order=null."
         )
     return list(found.values())
 

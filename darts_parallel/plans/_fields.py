@@ -1,6 +1,7 @@
 """The fields of a `plan.json`, each read with a check of its own."""
 
-from itertools import pairwise
+from collections import Counter
+from itertools import groupby, islice, pairwise
 from typing import Any, NamedTuple
 
 from darts_parallel.config import OFFLOADS
@@ -123,53 +124,43 @@ def _share(shares: Entries, kind: str, index: int) -> float:
     return float(value)
 
 
-class Node(NamedTuple):
-    """A node of a plan file's cluster."""
-
-    number: int
-    """Place in rank order."""
-    gpus: int
-
-
 def node_order_of(data: Entries) -> tuple[int, ...]:
     """Return the order of the nodes that the ranks of stages imply; empty for rank order.
 
-    The sizes of the nodes stand in the file's `cluster`. Ranks that tear a node apart are no order:
-    the check of the ranks refuses them. Chunks after the first of an interleaved stage repeat its
-    ranks.
+    The sizes of the nodes stand in the file's `cluster`. A node whose ranks do not follow each other,
+    or lie in unequal parts, makes no order: the check of the ranks refuses it. Chunks after the first
+    of an interleaved stage repeat its ranks.
     """
     ranks: list[Any] = []
     for stage in data["stages"]:
         own = stage.get("ranks") if isinstance(stage, dict) else None
         if isinstance(own, list) and not stage.get("chunk"):
             ranks += own
-    nodes = _nodes_by_first_rank(data.get("cluster"))
-    order: list[int] = []
-    position = 0
-    while nodes and position < len(ranks):
-        first = ranks[position]
-        node = nodes.get(first) if type(first) is int else None
-        if node is None:
-            return ()
-        end = position + node.gpus
-        if ranks[position:end] != list(range(first, first + node.gpus)):
-            return ()
-        order.append(node.number)
-        position = end
-    return () if order == list(range(len(order))) else tuple(order)
+    nodes = _ranks_of_nodes(data.get("cluster"))
+    node_of = [number for number, own in enumerate(nodes) for _ in own]
+    if not all(type(rank) is int and 0 <= rank < len(node_of) for rank in ranks):
+        return ()
+    order = [number for number, _ in groupby(node_of[rank] for rank in ranks)]
+    places = Counter(order)
+    left = [iter(own) for own in nodes]
+    implied: list[int] = []
+    for node in order:
+        implied += islice(left[node], len(nodes[node]) // places[node])
+    equal = implied == ranks and len(set(places.values())) <= 1
+    return tuple(order) if equal and order != list(range(len(order))) else ()
 
 
-def _nodes_by_first_rank(cluster: Any) -> dict[int, Node]:
-    """Return every node by its first rank; empty where the file does not say."""
+def _ranks_of_nodes(cluster: Any) -> list[range]:
+    """Return the ranks of every node; empty where the file does not say."""
     groups = cluster.get("nodes") if isinstance(cluster, dict) else None
-    nodes: dict[int, Node] = {}
+    nodes: list[range] = []
     first = 0
     for group in groups if isinstance(groups, list) else []:
         count, gpus = _size_of(group)
         if not 0 < count * gpus <= LARGEST_GROUP:
-            return {}
+            return []
         for _ in range(count):
-            nodes[first] = Node(len(nodes), gpus)
+            nodes.append(range(first, first + gpus))
             first += gpus
     return nodes
 

@@ -23,7 +23,7 @@ from darts_parallel.plans.degrees import (
     legal_tensor_degrees,
 )
 from darts_parallel.plans.strategy import LayerStrategy, Plan, degrees, read_strategy
-from darts_parallel.problem import Cluster, MeasuredTimes, Model, Problem
+from darts_parallel.problem import Cluster, MeasuredTimes, Model, Problem, order_inside_nodes
 
 PARTS: dict[str, str] = read_yaml(Path(__file__).with_suffix(".yaml"))
 """Parts of models in words, by key of the model."""
@@ -105,7 +105,8 @@ def _distinct_strategies(
 ) -> dict[tuple[LayerStrategy, int], str]:
     """Return each strategy with the GPUs of its nodes, and the name of the first such layer."""
     arranged = cluster.arranged(plan.node_order)
-    gpus = [arranged.stage_group(stage, plan.pp).gpus for stage in range(plan.pp)]
+    groups = [arranged.stage_group(stage, plan.pp) for stage in range(plan.pp)]
+    gpus = [group.gpus // arranged.visits for group in groups]
     named: dict[tuple[LayerStrategy, int], str] = {}
     for spec, strategy, stage in zip(model.layers, plan.layers, plan.stage_of_layer, strict=True):
         named.setdefault((strategy, gpus[stage]), spec.name)
@@ -113,12 +114,17 @@ def _distinct_strategies(
 
 
 def _check_placement(plan: Plan, cluster: Cluster) -> None:
-    """Refuse an order of the nodes that does not name every node once.
+    """Refuse an order of the nodes that does not name every node once, or once a stage.
 
     No search proposes a stage that mixes node types; a given plan may have one, which its slowest
     member decides (`Cluster.stage_topology`).
     """
     nodes = len(cluster.node_types)
+    if plan.inside_nodes:
+        share = cluster.groups[0].gpus // plan.pp
+        whole = all(share % (layer.tp * plan.cp) == 0 for layer in plan.layers)
+        if plan.node_order == order_inside_nodes(cluster, plan.pp) and whole:
+            return
     if plan.node_order and sorted(plan.node_order) != list(range(nodes)):
         raise PlanError(
             f"plan: node_order={list(plan.node_order)} must name each of the {nodes} nodes once; try "

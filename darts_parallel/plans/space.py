@@ -13,9 +13,12 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from darts_parallel.config import (
+    AXIS_ORDERS,
     COMM_BITS,
     LOSSLESS,
     OFFLOADS,
+    PIPELINES_INSIDE,
+    PIPELINES_OUTSIDE,
     RECOMPUTE,
     Config,
     SpaceConfig,
@@ -44,8 +47,10 @@ from darts_parallel.problem import (
     Cluster,
     MeasuredTimes,
     Model,
+    NodeOrder,
     Problem,
     node_orders,
+    order_inside_nodes,
     orders_are_all,
 )
 from darts_parallel.schedules import (
@@ -153,7 +158,9 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
         if outer is not None and rules and rules.own_stages and outer.pp > 1:
             outer = _with_own_stages(outer, model)
         if outer is not None:
-            orders = node_orders(cluster, outer.pp, space.node_orders)
+            orders = [outer.node_order]
+            if not outer.node_order:
+                orders = node_orders(cluster, outer.pp, space.node_orders)
             for choices, order in product(trainer_parts(config, outer.choices), orders):
                 result.append(replace(outer, choices=choices, node_order=order))
     if not result and model.has_experts and space.trainer is None:
@@ -161,6 +168,11 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
             f"space.ep={space.ep} and space.etp={space.etp} must have a product that divides the GPUs "
             "of a stage that the other pins allow, with sequence parallelism where tp is above 1 and "
             "shard_size=0; try space.ep=null."
+        )
+    if not result and space.pinned("axis_order") == (PIPELINES_INSIDE,):
+        raise ConfigError(
+            f"space.axis_order={PIPELINES_INSIDE} must have several equal nodes whose GPUs tp · cp · pp "
+            "divides, and layers without experts; try space.axis_order=null."
         )
     _require_shard_sizes(space.pinned("shard_size"), result)
     if not result:
@@ -313,11 +325,34 @@ def _whole_spaces(
         degrees = [StageDegrees(tp, cp, size // (tp * cp)) for tp in fitting]
         experts = expert_degrees(space, model, cluster, size)
         choices = tuple(layer_choices(space, model, seq_len, degrees, experts))
-        for virtual_stages, schedule in schedule_choices(space, model, pp):
-            outer = OuterSpace(pp, (), choices, cp, virtual_stages, schedule=schedule)
+        schedules_of_pp = schedule_choices(space, model, pp)
+        for order, (virtual_stages, schedule) in product(
+            _axis_orders(space, model, cluster, pp), schedules_of_pp
+        ):
+            kept = choices
+            if order:
+                gpus = cluster.groups[0].gpus // pp
+                kept = tuple(choice for choice in choices if gpus % (choice.tp * cp) == 0)
+            outer = OuterSpace(pp, (), kept, cp, virtual_stages, order, schedule)
             yield replace(
                 outer, offload=offload, shares=(space.shares,) * pp if space.shares else ()
             )
+
+
+def _axis_orders(
+    space: SpaceConfig, model: Model, cluster: Cluster, pp: int
+) -> Iterator[NodeOrder]:
+    """Yield an empty order for stages on nodes of their own, and that of stages on parts of each node.
+
+    Experts stay out of the latter: Megatron-LM asserts that their data-parallel degree is that of
+    other layers.
+    """
+    wanted = space.pinned("axis_order") or AXIS_ORDERS
+    if PIPELINES_OUTSIDE in wanted or pp == 1:
+        yield ()
+    order = order_inside_nodes(cluster, pp)
+    if order and PIPELINES_INSIDE in wanted and not model.has_experts:
+        yield order
 
 
 def _legal_part(

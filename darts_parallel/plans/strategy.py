@@ -6,7 +6,14 @@ from itertools import pairwise
 from numbers import Integral
 from typing import Any, NamedTuple
 
-from darts_parallel.config import COMM_BITS, LOSSLESS, OFFLOADS, RECOMPUTE, divisors
+from darts_parallel.config import (
+    COMM_BITS,
+    LOSSLESS,
+    OFFLOADS,
+    PIPELINES_INSIDE,
+    RECOMPUTE,
+    divisors,
+)
 from darts_parallel.errors import Entries, PlanError, require_listed
 from darts_parallel.plans._fields import (
     Fields,
@@ -14,6 +21,7 @@ from darts_parallel.plans._fields import (
     offload_of,
     read_boundaries,
 )
+from darts_parallel.problem import lies_inside_nodes
 from darts_parallel.schedules import (
     NAMES,
     PLACEMENTS,
@@ -236,6 +244,8 @@ class Plan:
         parts += self._expert_degrees()
         chunks = f" × {self.virtual_stages} chunks" if self.virtual_stages > 1 else ""
         parts.append(f"pp {self.pp}{chunks}")
+        if self.inside_nodes:
+            parts.append(PIPELINES_INSIDE)
         if self.schedule_name not in USUAL:
             parts.append(self.schedule_name)
         parts.append(f"micro-batch {span(sizes)} × {self.num_micro_batches}")
@@ -245,6 +255,11 @@ class Plan:
             whole = count == len(self.layers)
             parts.append("sequence parallel" if whole else f"sp {_layers(count)}")
         return " · ".join(parts + self._refinements())
+
+    @property
+    def inside_nodes(self) -> bool:
+        """Whether every node holds part of all stages (`space.axis_order=tp-pp-dp`)."""
+        return lies_inside_nodes(self.node_order)
 
     def _span(self, key: str) -> str:
         """Return the smallest and largest value that layers have of a field."""

@@ -13,6 +13,7 @@ from darts_parallel.problem.cluster import Cluster as Cluster
 from darts_parallel.problem.cluster import Device as Device
 from darts_parallel.problem.cluster import Link as Link
 from darts_parallel.problem.cluster import NodeGroup as NodeGroup
+from darts_parallel.problem.cluster import NodeOrder as NodeOrder
 from darts_parallel.problem.cluster import Scalar as Scalar
 from darts_parallel.problem.cluster import StageTopology as StageTopology
 from darts_parallel.problem.cluster import memory_unit as memory_unit
@@ -28,7 +29,9 @@ from darts_parallel.problem.measured_times import Profiles as Profiles
 from darts_parallel.problem.measured_times import read_profiles as read_profiles
 from darts_parallel.problem.model import VOCABULARY_MULTIPLE as VOCABULARY_MULTIPLE
 from darts_parallel.problem.model import Model as Model
+from darts_parallel.problem.orders import lies_inside_nodes as lies_inside_nodes
 from darts_parallel.problem.orders import node_orders as node_orders
+from darts_parallel.problem.orders import order_inside_nodes as order_inside_nodes
 from darts_parallel.problem.orders import order_label as order_label
 from darts_parallel.problem.orders import orders_are_all as orders_are_all
 from darts_parallel.problem.problem import Problem as Problem

@@ -223,7 +223,9 @@ def _number(value: Scalar) -> float:
 
 
 NodeOrder = tuple[int, ...]
-"""Nodes as they follow each other along the pipeline; empty: in rank order."""
+"""Nodes as they follow each other along the pipeline; empty: in rank order.
+
+A node that is named several times divides its GPUs equally among its places."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +242,7 @@ class StageTopology:
     """GPUs of the stage in each NVLink domain that it touches; `counts` where every node is its
     own."""
     gpus_per_domain: int
-    """GPUs of a whole domain of its node group."""
+    """GPUs of a whole domain of its node group, divided by the places of its nodes in the order."""
     groups: tuple[int, ...]
     """All node groups that the stage touches: one, but for a given plan that mixes node types."""
 
@@ -265,7 +267,7 @@ class BoundaryTopology:
 
     group: int
     inside_node: bool
-    """Both stages lie in one NVLink domain (one node, where it has none beyond itself)."""
+    """Each GPU sends inside one NVLink domain (one node, where it has none beyond itself)."""
     senders: int
     """GPUs of one node of the earlier stage; its node group is `group`."""
     next_group: int
@@ -353,8 +355,15 @@ class Cluster:
         types = self.node_types
         order = self.node_order or range(len(types))
         return tuple(
-            (node, types[node]) for node in order for _ in range(self.groups[types[node]].gpus)
+            (node, types[node])
+            for node in order
+            for _ in range(self.groups[types[node]].gpus // self.visits)
         )
+
+    @cached_property
+    def visits(self) -> int:
+        """Places of a node in the order of the pipeline."""
+        return max(len(self.node_order) // len(self.node_types), 1)
 
     @cached_property
     def pipeline_ranks(self) -> tuple[int, ...]:
@@ -364,9 +373,9 @@ class Cluster:
         ranks = []
         first = 0
         for kind in self.node_types:
-            ranks.append(range(first, first + self.groups[kind].gpus))
+            ranks.append(iter(range(first, first + self.groups[kind].gpus)))
             first += self.groups[kind].gpus
-        return tuple(rank for node in self.node_order for rank in ranks[node])
+        return tuple(next(ranks[node]) for node, _ in self.rank_nodes)
 
     @cached_property
     def type_devices(self) -> dict[int, int]:
@@ -409,7 +418,7 @@ class Cluster:
             group.gpus,
             tuple(counts.values()),
             tuple(domains.values()),
-            group.gpus * group.domain_nodes,
+            group.gpus * group.domain_nodes // self.visits,
             kinds,
         )
         self._topologies[stage, pp] = found
@@ -433,7 +442,10 @@ class Cluster:
         """Return the link between `stage` and the next; behind the last comes the first."""
         places = self._places(stage, pp)
         following = self._places((stage + 1) % pp, pp)
-        inside = len({self.node_domains[node] for node, _ in places + following}) == 1
+        inside = all(
+            self.node_domains[sender] == self.node_domains[receiver]
+            for (sender, _), (receiver, _) in zip(places, following, strict=True)
+        )
         senders, receivers = (
             max(Counter(node for node, _ in part).values()) for part in (places, following)
         )

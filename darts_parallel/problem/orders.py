@@ -60,6 +60,22 @@ def node_orders(cluster: Cluster, pp: int, mode: str) -> list[NodeOrder]:
     return [_nodes(cluster, sequence, size) for sequence in sequences]
 
 
+def order_inside_nodes(cluster: Cluster, pp: int) -> NodeOrder:
+    """Return the order that gives every stage an equal part of each node; empty where there is none.
+
+    Stages then send inside a node, and replicas lie on different nodes.
+    """
+    gpus = cluster.groups[0].gpus
+    if pp == 1 or gpus % pp or cluster.one_domain or not cluster.homogeneous:
+        return ()
+    return tuple(range(len(cluster.node_types))) * pp
+
+
+def lies_inside_nodes(order: NodeOrder) -> bool:
+    """Return whether every stage has part of each node, as by `order_inside_nodes`."""
+    return len(set(order)) < len(order)
+
+
 def orders_are_all(cluster: Cluster, pp: int, mode: str) -> bool:
     """Return whether `node_orders` returns every distinct order, where nobody asked for fewer."""
     if cluster.homogeneous or mode != "auto":

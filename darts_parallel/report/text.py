@@ -76,8 +76,9 @@ def _alternative_words(outcome: Outcome, other: Plan, takers: Takers | None) -> 
     """Describe another plan, its order of nodes where that differs, and the trainers that take it."""
     problem = outcome.problem
     words = other.describe(problem.training.global_batch_size)
-    if other.node_order != outcome.plan.node_order:
-        words = f"{words} · {order_label(problem.cluster.arranged(other.node_order))}"
+    placed = order_label(problem.cluster.arranged(other.node_order))
+    if placed and other.node_order != outcome.plan.node_order:
+        words = f"{words} · {placed}"
     if takers is not None:
         words = f"{words} · for {', '.join(takers(other)) or 'no trainer'}"
     return words

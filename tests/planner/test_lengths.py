@@ -25,7 +25,7 @@ from darts_parallel.planner.lengths import Packing, plan_lengths
 from darts_parallel.planner.memory_chance import tightened
 from darts_parallel.planner.prediction_intervals import out_of_memory
 from darts_parallel.planner.sequence_packing import Group
-from darts_parallel.plans import LayerStrategy, OuterSpace, Plan
+from darts_parallel.plans import LayerStrategy, OuterSpace, Plan, outer_spaces
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report import seconds
 from tests.support.commands import QUIET, Command
@@ -649,3 +649,15 @@ def test_many_lengths_cost_nearly_what_all_of_them_cost(
     assert few.keys() & every.keys()
     for key in few.keys() & every.keys():
         assert few[key] == pytest.approx(every[key], rel=0.01)
+
+
+def test_stages_on_parts_of_every_node_are_left_out_and_refused_where_nothing_else_is(
+    tmp_path: Path,
+) -> None:
+    nodes = ("cluster.nodes.0.count=2", "cluster.nodes.0.gpus=4", "space.pp=2")
+    free = job(tmp_path, {64: 3.0, 512: 1.0}, *nodes)
+    assert any(own.node_order for own in outer_spaces(free))
+    assert all(own[0].node_order == () for own in lengths._usual_spaces(free))
+    pinned = job(tmp_path, {64: 3.0, 512: 1.0}, *nodes, "space.axis_order=tp-pp-dp")
+    with pytest.raises(ConfigError, match=r"not tp-pp-dp; try .* space.axis_order=null\.$"):
+        lengths._usual_spaces(pinned)

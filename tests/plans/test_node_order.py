@@ -37,6 +37,13 @@ def test_ranks_imply_the_order_of_whole_nodes(
     assert order(*ranks) == expected
 
 
+def test_parts_of_each_node_in_every_stage_imply_an_order_with_several_places_of_a_node() -> None:
+    nodes = {"nodes": [{"count": 2, "gpus": 4}]}
+    assert order([0, 1, 4, 5], [2, 3, 6, 7], cluster=nodes) == (0, 1, 0, 1)
+    assert order([2, 3, 4, 5], [0, 1, 6, 7], cluster=nodes) == ()
+    assert order([0, 4, 5, 6], [1, 2, 3, 7], cluster=nodes) == ()
+
+
 @pytest.mark.parametrize(
     "group", [{"count": 1, "gpus": 0}, {"count": -1, "gpus": -2}, {"count": "1"}]
 )
