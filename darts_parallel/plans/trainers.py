@@ -83,6 +83,8 @@ def trainer_runs(
 def trainer_runs_plan(rules: Trainer, job: Entries, model: Model, plan: Plan) -> bool:
     """Return whether a trainer runs a plan, as far as the rules of `conf/trainer/` say it."""
     strategies = set(plan.layers)
+    if plan.inside_nodes and not rules.inside_pipelines:
+        return False
     if rules.executable:
         return plan.cp == 1
     if len(strategies) > 1 and not rules.layerwise:

@@ -100,7 +100,8 @@ def test_the_optimum_is_proven_found_and_never_worse(mode: str) -> None:
 
 def test_simulated_pipelines_are_cut_there_too() -> None:
     layers, halves = (
-        check(own, "exhaustive") for own in both([*TINY, *SIMULATED, "space=uniform"])
+        check(own, "exhaustive")
+        for own in both([*TINY, *SIMULATED, "space=uniform", "space.axis_order=tp-dp-pp"])
     )
     assert layers.proven
     assert halves.proven

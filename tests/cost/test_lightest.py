@@ -18,7 +18,9 @@ TWO_STAGES = ["model=toy", "training=toy", "cluster=toy", "space.pp=2", "space.n
 
 
 def test_a_layer_has_the_strategy_that_is_lightest_with_the_micro_batches_of_its_stage() -> None:
-    (table,) = build_tables(load_problem([*TWO_STAGES, "space.recompute=[none,full]"]))
+    (table,) = build_tables(
+        load_problem([*TWO_STAGES, "space.recompute=[none,full]", "space.axis_order=tp-dp-pp"])
+    )
     first, last = table.in_flight[0].tolist()
     assert first > last
     # choice 0 keeps a part of the activations that the others keep, and more whatever is in flight

@@ -136,7 +136,7 @@ def test_the_sentence_is_made_once_and_only_if_it_is_read(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("share", [0.99, 1.01])
 def test_some_plan_fits_where_that_of_one_number_of_micro_batches_does(share: float) -> None:
     job = ["model=toy", "cluster=toy", "training=toy", "space=uniform", "space.pp=2", "space.tp=1"]
-    (table,) = build_tables(load_problem(job))
+    (table,) = build_tables(load_problem([*job, "space.axis_order=tp-dp-pp"]))
     (plans,) = lightest_plans([table], "uniform")
     needed = evaluate_batch(table, plans).memory.amax(1)
     assert 1.01 * needed.min() < needed.max()

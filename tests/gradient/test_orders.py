@@ -275,7 +275,7 @@ def test_the_heuristic_closes_the_gap_of_zb_v_where_micro_batches_are_as_few_as_
 def test_a_searched_plan_is_no_slower_than_the_rules_and_its_file_says_every_pass(
     tmp_path: Path,
 ) -> None:
-    overrides = [*TOY, *SHORT, "space.num_micro_batches=4"]
+    overrides = [*TOY, *SHORT, "space.num_micro_batches=4", "space.axis_order=tp-dp-pp"]
     problem = load_problem([*overrides, "space.schedules=[1f1b,searched]"])
     found, again = (search(problem, seed=0) for _ in range(2))
     rules = search(load_problem([*overrides, "space.schedules=[1f1b]"]), seed=0)

@@ -184,11 +184,12 @@ def test_tidying_changes_names_but_not_the_cost(default_problem: Problem) -> Non
 def test_a_single_stage_needs_no_simulation(schedule: str) -> None:
     free = ["model=toy", "cluster=toy", "training=toy", "cost.pipeline=simulated"]
     problem = load_problem([*free, f"space.schedules=[{schedule}]", "space.pp=[1,2]"])
-    alone, two = build_tables(problem)
+    alone, two, inside = build_tables(problem)
     closed = without_needless_simulation(alone)
     assert alone.pipeline.simulated
     assert not closed.pipeline.simulated
-    assert without_needless_simulation(two) is two
+    for several in (two, inside):
+        assert without_needless_simulation(several) is several
     plans = random_plans(alone, 100, torch.Generator().manual_seed(0))
     costs = [evaluate_batch(table, plans) for table in (alone, closed)]
     torch.testing.assert_close(

@@ -14,6 +14,7 @@ from darts_parallel.gradient.pool import PlanPool
 from tests.support.random_plans import random_plans
 
 TOY = ["model=toy", "cluster=toy", "training=toy", "space.pp=2", "space.zero_stage=[0,1]"]
+TOY += ["space.axis_order=tp-dp-pp"]
 FREE = [*TOY, "space.schedules=[1f1b,interleaved,v_min]", "cost.pipeline=simulated"]
 
 

@@ -531,7 +531,9 @@ def test_equal_lengths_count_together_and_no_memory_is_one_sentence(tmp_path: Pa
     )
     with pytest.raises(InfeasibleError, match="no even uniform plan holds its longest sequence"):
         plan_lengths(small)
-    with pytest.raises(ConfigError, match=r"must go with plans of 1f1b .* not gpipe; try"):
+    with pytest.raises(
+        ConfigError, match=r"must go with plans of 1f1b .* not gpipe and tp-pp-dp; try"
+    ):
         plan_lengths(job(tmp_path, {8: 1.0}, "space.schedules=[gpipe]"))
 
 

@@ -62,6 +62,7 @@ VALUES = {
     "ep": DEGREES,
     "etp": DEGREES,
     "offload": OFFLOADS,
+    "axis_order": ("tp-dp-pp", "tp-pp-dp"),
     "node_orders": ("auto", "all", "shifts", "adjacent", "given"),
     "memory_margin": (0.0, 0.9),
     "out_of_memory": (1e-4, 0.5),
