@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from darts_parallel.config import PIPELINES_INSIDE, PIPELINES_OUTSIDE
+from darts_parallel.config import EXPORTS, PIPELINES_INSIDE, PIPELINES_OUTSIDE, read_trainer
 from darts_parallel.cost import build_tables, evaluate
 from darts_parallel.errors import ConfigError, PlanError
 from darts_parallel.exact import find_uniform_plan
 from darts_parallel.export import export_plan
-from darts_parallel.plans import Plan, check_plan, outer_spaces
+from darts_parallel.plans import Plan, check_plan, job_facts, outer_spaces, trainer_runs_plan
 from darts_parallel.problem import Problem, load_problem, order_inside_nodes
 
 SMALL = (
@@ -44,6 +44,12 @@ def inside_plan(problem: Problem, pp: int = 2) -> Plan:
     layers = (space.choices[0],) * len(problem.model.layers)
     boundaries = tuple(round(k * len(layers) / pp) for k in range(pp + 1))
     return Plan(4, boundaries, layers, node_order=space.node_order)
+
+
+def runs(name: str, problem: Problem) -> bool:
+    """Return whether a trainer takes the plan with pipelines inside nodes."""
+    job = job_facts(problem.model, problem.training, problem.software)
+    return trainer_runs_plan(read_trainer(name), job, problem.model, inside_plan(problem))
 
 
 @pytest.mark.parametrize("pp", [2, 4, 8])
@@ -145,6 +151,7 @@ def test_megatron_gets_its_flag_and_other_trainers_refuse() -> None:
     assert any("--use-tp-pp-dp-mapping" in text for text in files.values())
     with pytest.raises(ConfigError, match=r"space.axis_order=tp-pp-dp must be one of tp-dp-pp"):
         problem_of(PIPELINES_INSIDE, "trainer=torchtitan")
+    assert [name for name in EXPORTS if runs(name, problem)] == ["megatron"]
     for trainer in ("torchtitan", "torch"):
         assert not any(
             own.node_order for own in outer_spaces(problem_of("null", f"trainer={trainer}"))
