@@ -48,12 +48,20 @@ _ACCELERATOR = '''
 
 def planned_accelerator() -> Accelerator:
     """The accelerator; start its program by `accelerate launch --config_file accelerate.yaml`."""
-    return Accelerator(
+    accelerator = Accelerator(
 {note}        gradient_accumulation_plugin=GradientAccumulationPlugin(
             num_steps={count}, sync_each_batch={each}
         ),
 {parallelism}    )
+{sums}    return accelerator
 '''
+_SUMS = """\
+    # the policy of accelerate itself sums gradients in 16 bits
+    accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
+        param_dtype=torch.{dtype}, reduce_dtype=torch.float32, output_dtype=torch.{dtype}
+    )
+"""
+"""Takes the place of what its FSDP plugin sets for a mixed precision (accelerate 1.15)."""
 _WHOLE_GRADIENTS = """\
         # the gradients of every micro-batch are reduced and sharded: whole ones would not fit
 """
@@ -136,10 +144,9 @@ def settings(job: Request, strategy: LayerStrategy) -> str:
         fsdp = _fsdp_settings(job, strategy)
     if not _replicas_only(job, strategy):
         mesh = _MESH.format(**parallelism(job, strategy))
-    main = _MAIN if nodes > 1 else ""
+    main = _MAIN * (nodes > 1)
     blocks = {"fsdp": fsdp, "main": main, "mesh": mesh}
-    words = {"kind": kind, "precision": job.word("precision")}
-    words = {key: yaml_word(word) for key, word in words.items()}
+    words = {"kind": yaml_word(kind), "precision": yaml_word(job.word("precision"))}
     return _FILE.format(nodes=nodes, devices=devices, **blocks, **words)
 
 
@@ -167,12 +174,15 @@ def _snippet(job: Request, strategy: LayerStrategy) -> str:
     ]
     if not _replicas_only(job, strategy):
         others.append("from accelerate.parallelism_config import ParallelismConfig")
+    if sharded:
+        others.append("from torch.distributed.fsdp import MixedPrecisionPolicy")
     if beside_fsdp:
         others.append("from transformers.integrations import tensor_parallel")
     # as ruff does: whole modules first, then by name
     others.sort(key=lambda line: (line.startswith("from"), line))
-    lines += [typing, *others]
     lines += [
+        typing,
+        *others,
         "",
         f"MICRO_BATCH_SIZE = {job.micro_batch_size(strategy)}",
         '"""Sequences of one batch of the data loader, per process."""',
@@ -186,8 +196,8 @@ def _snippet(job: Request, strategy: LayerStrategy) -> str:
         job,
         dtype,
         checkpointing=not sharded,
-        mesh=mesh if strategy.tp > 1 else "",
-        check=_BESIDE_FSDP if beside_fsdp else "",
+        mesh=mesh * (strategy.tp > 1),
+        check=_BESIDE_FSDP * beside_fsdp,
     )
     return text + _CONTEXT_PARALLEL * context
 
@@ -195,11 +205,13 @@ def _snippet(job: Request, strategy: LayerStrategy) -> str:
 def _accelerator(job: Request, strategy: LayerStrategy) -> str:
     """Write the function that makes the accelerator."""
     count = job.plan.num_micro_batches
-    each = _fsdp(job, strategy) and count > 1
+    sharded = _fsdp(job, strategy)
+    each = sharded and count > 1
     line = ""
     if not _replicas_only(job, strategy):
         sizes = parallelism(job, strategy).items()
         fields = ", ".join(f"{name}={size}" for name, size in sizes)
         line = f"        parallelism_config=ParallelismConfig({fields}),\n"
     note = _WHOLE_GRADIENTS * each
-    return _ACCELERATOR.format(note=note, count=count, each=each, parallelism=line)
+    sums = _SUMS.format(dtype=half_type(job)) * sharded
+    return _ACCELERATOR.format(note=note, count=count, each=each, parallelism=line, sums=sums)

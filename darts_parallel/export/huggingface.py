@@ -68,10 +68,9 @@ def imports(job: Request) -> list[str]:
     """Return the imports of `model_text`."""
     training = job.training
     lines = ["from typing import Any\n", "import torch"]
-    optimizer = job.word("optimizer")
-    library = optimizer.partition(".")[0]
-    if library != "torch":
-        lines.append(f"import {library}.optim" if "optim" in optimizer else f"import {library}")
+    module = job.word("optimizer").rpartition(".")[0]
+    if module != "torch.optim":
+        lines.append(f"import {module}")
     if training.attention_kernel in INSTALLED:
         lines.append(f"import {INSTALLED[training.attention_kernel]}  # what the attention runs on")
     if training.lora_rank:

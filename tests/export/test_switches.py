@@ -268,6 +268,22 @@ def test_adapters_are_those_of_products_that_the_model_has(trainer: str) -> None
         load_problem([*made, "training.lora_targets=[linear_fc2]"])
 
 
+def test_accelerates_sharded_gradients_are_summed_in_32_bits_as_priced() -> None:
+    """FSDP2 under accelerate 1.15 sums them in the type of its products (utils/dataclasses.py, line 2137)."""
+
+    def text(zero: int, precision: str = "bf16") -> str:
+        known = ["space.trainer=accelerate", "++cluster.devices.toy.peak_TFLOPs.fp16=1.0"]
+        problem = load_problem([*LLAMA, *known, f"training.precision={precision}"])
+        found = plan_of(problem, LayerStrategy(1, 8, zero), 2)
+        return export_plan(problem, found, "accelerate").files["accelerate_plan.py"]
+
+    for zero, precision in ((2, "bf16"), (3, "fp16")):
+        types = {"bf16": "bfloat16", "fp16": "float16"}[precision]
+        assert f"param_dtype=torch.{types}, reduce_dtype=torch.float32" in text(zero, precision)
+        compile(text(zero, precision), "plan", "exec")
+    assert "reduce_dtype" not in text(0)  # DDP sums float32 gradients
+
+
 def test_frozen_weights_of_4_bits_are_multiplied_in_the_precision_of_the_job() -> None:
     assert "compute_dtype=torch.bfloat16, " in str(files("deepspeed", lora_rank=8, frozen_bits=4))
     known = ["space.trainer=deepspeed", "training.lora_rank=8", "training.frozen_bits=4"]

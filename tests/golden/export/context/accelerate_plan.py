@@ -9,6 +9,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import GradientAccumulationPlugin
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from transformers import AutoModelForCausalLM
 
 MICRO_BATCH_SIZE = 2
@@ -18,13 +19,18 @@ CONTEXT_PARALLEL = 4
 
 def planned_accelerator() -> Accelerator:
     """The accelerator; start its program by `accelerate launch --config_file accelerate.yaml`."""
-    return Accelerator(
+    accelerator = Accelerator(
         # the gradients of every micro-batch are reduced and sharded: whole ones would not fit
         gradient_accumulation_plugin=GradientAccumulationPlugin(
             num_steps=4, sync_each_batch=True
         ),
         parallelism_config=ParallelismConfig(dp_replicate_size=1, dp_shard_size=2, tp_size=1, cp_size=4),
     )
+    # the policy of accelerate itself sums gradients in 16 bits
+    accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.bfloat16
+    )
+    return accelerator
 
 
 def planned_model(accelerator: Any, name: str) -> Any:

@@ -16,11 +16,12 @@ MICRO_BATCH_SIZE = 1
 
 def planned_accelerator() -> Accelerator:
     """The accelerator; start its program by `accelerate launch --config_file accelerate.yaml`."""
-    return Accelerator(
+    accelerator = Accelerator(
         gradient_accumulation_plugin=GradientAccumulationPlugin(
             num_steps=2, sync_each_batch=False
         ),
     )
+    return accelerator
 
 
 def planned_model(accelerator: Any, name: str) -> Any:
