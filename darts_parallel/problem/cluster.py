@@ -413,12 +413,13 @@ class Cluster:
         kinds = tuple(sorted({kind for _, kind in places}))
         slowest = min(kinds, key=lambda kind: self.groups[kind].device.speed)
         group = self.groups[slowest]
+        domain = group.gpus * group.domain_nodes // self.visits
         found = StageTopology(
             slowest,
             group.gpus,
             tuple(counts.values()),
             tuple(domains.values()),
-            group.gpus * group.domain_nodes // self.visits,
+            domain,
             kinds,
         )
         self._topologies[stage, pp] = found
@@ -442,10 +443,10 @@ class Cluster:
         """Return the link between `stage` and the next; behind the last comes the first."""
         places = self._places(stage, pp)
         following = self._places((stage + 1) % pp, pp)
-        inside = all(
-            self.node_domains[sender] == self.node_domains[receiver]
-            for (sender, _), (receiver, _) in zip(places, following, strict=True)
+        sending, receiving = (
+            [self.node_domains[node] for node, _ in part] for part in (places, following)
         )
+        inside = sending == receiving
         senders, receivers = (
             max(Counter(node for node, _ in part).values()) for part in (places, following)
         )
