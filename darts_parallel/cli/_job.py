@@ -182,13 +182,10 @@ class Job(Watcher):
             render_ending(planned, problem, self.folder, self.console)
         if busy and planned.result is not None and planned.result.stopped_by == "time_limit":
             self.say(busy)
-        if problem.config.export is None:
-            for line in self._start_lines(outcome):
-                self.say(line)
         if self.tracker is not None:
             with self._plan_stands(), self._curves():
                 self.tracker.finish(outcome)
-        for line in exported:
+        for line in exported or self._start_lines(outcome):
             self.say(line)
         if refusal:
             fail(refusal)

@@ -1,5 +1,7 @@
 """Answer what Hydra asks in a sweep: the folder of a job, and what follows the last job."""
 
+import re
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +9,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from darts_parallel.config import user_errors
+from darts_parallel.config import given_values, user_errors
 
 LONGEST_NAME = 150
 """Characters of a job's folder; most file systems allow 255."""
@@ -29,11 +31,12 @@ class SweepTable(Callback):
 
 
 def sweep_folder(number: int, overrides: Sequence[str]) -> str:
-    """Name the folder of a job by its number and overrides, in characters for folders."""
-    text = ",".join(override.lstrip("+") for override in overrides)
+    """Name the folder of a job by its number and what is swept, in characters for folders.
+
+    Swept keys have several values in the command. A process that knows no command names all keys.
+    """
+    swept = {key for key, value in given_values(sys.argv).items() if re.search("[,(]", value)}
+    known = [override for override in overrides if override.partition("=")[0] in swept]
+    text = ",".join(known or overrides)
     name = "".join(c if c.isalnum() or c in "-_.,=+[]" else "_" for c in text)
-    # what is swept usually stands last
-    kept = name[-LONGEST_NAME:]
-    if len(name) > LONGEST_NAME:  # begin with a whole override
-        kept = kept.partition(",")[2] or kept
-    return f"{number},{kept}"
+    return f"{number},{name[:LONGEST_NAME]}"
