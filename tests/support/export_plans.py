@@ -73,11 +73,19 @@ class ExportCase:
     cuts: tuple[int, ...] = ()
     cp: int = 1
     virtual_stages: int = 1
+    node_order: tuple[int, ...] = ()
 
     def build(self) -> tuple[Problem, Plan]:
         problem = problem_of(tuple(self.overrides))
-        more = {"cp": self.cp, "virtual_stages": self.virtual_stages}
-        plan = plan_of(problem, self.strategy, self.num_micro_batches, self.cuts, **more)
+        plan = plan_of(
+            problem,
+            self.strategy,
+            self.num_micro_batches,
+            self.cuts,
+            cp=self.cp,
+            virtual_stages=self.virtual_stages,
+            node_order=self.node_order,
+        )
         return problem, plan
 
 
@@ -97,6 +105,9 @@ CASES = {
         (3, 5, 7),
         cp=1,
         virtual_stages=2,
+    ),
+    "inside_nodes": ExportCase(
+        LLAMA, LayerStrategy(2, 2, 1), 4, ("megatron",), (6,), node_order=(0, 1, 0, 1)
     ),
     "context": ExportCase(LLAMA, LayerStrategy(1, 2, 3), 4, ("torchtitan", "accelerate"), cp=4),
     "zero_3": ExportCase(
