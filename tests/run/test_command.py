@@ -10,6 +10,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -251,6 +252,15 @@ def test_a_process_that_dies_stops_all_others_at_once() -> None:
         assert not any(alive(pid) for pid in pids)
         with pytest.raises(GroupError, match="were stopped"):  # and no empty answer
             workers.run(die, 1)
+
+
+def test_an_exit_status_is_read_after_the_pool_has_read_it() -> None:
+    process = SimpleNamespace(exitcode=None)
+    with Workers(0) as workers:
+        pass
+    workers._processes = [process]
+    workers._pools = [SimpleNamespace(shutdown=lambda: setattr(process, "exitcode", 7))]
+    assert "rank 0 died (exit status 7)" in str(workers._death(0))
 
 
 def test_a_start_that_is_interrupted_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,13 @@
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional
 
+from darts_parallel.plans import LayerStrategy
 from darts_parallel.problem.problem import load_problem
+from darts_parallel.run import _units
 from darts_parallel.run._chunks import LOSS
 from darts_parallel.run._transformer import build_layer, empty_layer
 from darts_parallel.run.engine import cross_entropy_sum, global_batch, part_of_rank
@@ -77,3 +82,22 @@ def test_ranks_together_read_every_micro_batch_once_and_in_order(dp: int) -> Non
     parts = [part_of_rank(batch, 2, dp, index).chunk(2) for index in range(dp)]
     again = torch.cat([torch.cat([parts[rank][micro] for rank in range(dp)]) for micro in range(2)])
     assert torch.equal(again, batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_sharded_weights_are_gathered_in_the_type_of_the_products(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    policies = []
+
+    def recorded(*_: Any, mp_policy: Any, **others: Any) -> None:
+        policies.append(mp_policy)
+
+    monkeypatch.setattr(_units, "fully_shard", recorded)
+    one = SimpleNamespace(size=lambda: 1)
+    layers = {"layers.0": torch.nn.Linear(2, 2)}
+    with pytest.raises(AssertionError):  # nothing was sharded
+        _units.Sharded(LayerStrategy(1, 2, 3), layers, {"shard": one, "replicate": one}, dtype)
+    (policy,) = policies
+    assert (policy.param_dtype or torch.float32) is dtype
+    assert policy.reduce_dtype is torch.float32
