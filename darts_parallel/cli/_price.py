@@ -79,14 +79,13 @@ def distance_to_best(outcome: Outcome, folder: Path) -> tuple[Entries, list[str]
         "chance": found.out_of_memory,
         "slower_by": share,
     }
-    words = found.plan.describe(problem.training.global_batch_size)
-    seconds = seconds_label(best.iteration_time_s)
+    batch = problem.training.global_batch_size
     priced = (
         f"The priced plan is {near}{seconds_label(abs(extra))} ({100.0 * abs(share):.1f} %) {way}."
     )
     lines = [
-        f"Best plan of the space: {words}",
-        f"{seconds} · fits: {fits_label(found.out_of_memory)}. {priced}",
+        f"Best plan of the space: {found.plan.describe(batch)}",
+        f"{seconds_label(best.iteration_time_s)} · fits: {fits_label(found.out_of_memory)}. {priced}",
         claim(tight, best, found.answers),
         f"the best: {start_command(tight, found.plan, file)}",
     ]

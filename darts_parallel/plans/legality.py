@@ -157,9 +157,10 @@ def _check_strategy(
     copies = strategy.dp * plan.cp
     ranks = strategy.tp * copies
     if ranks != size:
+        tp = closest(strategy.tp, divisors(size))
         raise PlanError(
             f"plan: {name} has {degrees(strategy, plan.cp)} = {ranks}, but a stage has {size} GPUs; "
-            f"try dp={max(size // (strategy.tp * plan.cp), 1)}."
+            f"try tp={tp} and dp={max(size // (tp * plan.cp), 1)}."
         )
     if strategy.shard_size:
         rule = (

@@ -159,8 +159,8 @@ def changed(**fields: Any) -> Plan:
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        (changed(tp=3), r"tp\(3\) \* dp\(2\) = 6"),
-        (changed(dp=4), r"tp\(2\) \* dp\(4\) = 8, but a stage has 4 GPUs; try dp=2"),
+        (changed(tp=3), r"tp\(3\) \* dp\(2\) = 6, but a stage has 4 GPUs; try tp=2 and dp=2"),
+        (changed(dp=4), r"tp\(2\) \* dp\(4\) = 8, but a stage has 4 GPUs; try tp=2 and dp=2"),
         (changed(num_micro_batches=3), "=16; try num_micro_batches=2"),
         (Plan(3, (0, LAYERS), (LayerStrategy(1, 8, 1),) * LAYERS), "=16; try num_micro_batches=2"),
         (Plan(1, (0, 5), plan_of().layers[:5]), "has 5 layers but model=toy has 7"),
