@@ -199,4 +199,5 @@ def test_a_plan_that_cannot_be_interleaved_is_refused(plan: Plan, words: str) ->
 
 def test_a_table_names_chunks_only_where_a_device_has_several() -> None:
     _, tables = interleaved("space.cp=[1,2]", virtual_stages="[1,2]")
-    assert {table.name for table in tables} == {"pp2", "pp2 cp2", "pp2 v2", "pp2 v2 cp2"}
+    names = {table.name.partition(" (")[0] for table in tables}  # without the order of axes
+    assert names == {"pp2", "pp2 cp2", "pp2 v2", "pp2 v2 cp2"}
