@@ -208,7 +208,7 @@ def _must_be(kind: Any, value: str) -> str:
 
 def _closest_number(kind: Any, value: str) -> str:
     """Return the number with which a text begins, or a small one."""
-    number = NUMBER.match(value)
+    number = NUMBER.match(value.replace(",", "."))
     if number is None:
         return "1" if kind is int else "0.5"
     sign = value[number.end() :].strip()

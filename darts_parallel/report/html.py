@@ -336,10 +336,8 @@ def _search(outcome: Outcome, search: Journey | None) -> list[str]:
             _words(x, tall + 28, f"edges harden, step {search.hardened}", middle),
         ]
     parts.append(_words(LEFT + wide + 27, tall + 14, "plan", middle))
-    last_step = max(search.steps[-1], 1)
-    parts += _ticks(last_step, scale, tall + 14, 1.0, "")
-    most = min(MOST_LABELS, int(tall / 12))
-    for place in thinned(len(names), most):
+    parts += _ticks(max(search.steps[-1], 1), scale, tall + 14, 1.0, "")
+    for place in thinned(len(names), min(MOST_LABELS, int(tall / 12))):
         parts.append(_words(0, row * (place + 0.5) + 4, names[place]))
     note = "Most likely strategy of every layer by step (pale: undecided). "
     where = "The restart that led. Lines: stages of the plan."

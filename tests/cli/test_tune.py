@@ -118,6 +118,7 @@ WRONG = (
         {"plan": "first/plan.json", "seconds": 1, "memory_gb": 1e300},
         "memory_gb=1e+300 must be at most 1e+12",
     ),
+    ({"plan": "first/plan.json", "seconds": "0,02"}, "0,02 must be a number; try 0.02."),
     ({"seconds": 1}, "plan is missing and has no default"),
     ({"plan": "none.json", "seconds": 1}, "none.json cannot be read"),
     ("nothing.csv", "tune.measured=nothing.csv cannot be read"),
