@@ -229,6 +229,8 @@ def _text_sentence(text: str, given: dict[str, str], schema: Any) -> str:
         first = values.partition(",")[0]
         if THOUSANDS.fullmatch(values):
             first = values.replace(",", "")
+        elif type_at(key, schema) is float and values.count(",") == 1:
+            first = values.replace(",", ".")
         ways = f"{key}={first}, {key}=[{values}] for a list, or --multirun for one run with each"
         return f"{key}={values} gives several values; try {ways}."
     if match := UNKNOWN_KEY.search(text):

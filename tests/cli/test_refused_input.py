@@ -86,6 +86,8 @@ REFUSED = [
     ("qlora=true", "is not a key", "try training.lora_rank=16 training.frozen_bits=4."),
     ("hsdp=8", "hsdp=8 is not a key", "try space.shard_size=8."),
     ("space.schedule=1f1b", "is not a key", "try space.schedules=[1f1b]."),
+    ("space.out_of_memory=0,2", "gives several values", "try space.out_of_memory=0.2, "),
+    ("search.learning_rate=0,2,3", "gives several values", "try search.learning_rate=0, "),
     ("axis_order=tp-pp-dp", "is not a key", "try space.axis_order=tp-pp-dp."),
     ("use_tp_pp_dp_mapping=true", "is not a key", "try space.axis_order=tp-pp-dp."),
     ("space.axis_order=pp", "must be one of tp-dp-pp, tp-pp-dp", "try tp-pp-dp."),
