@@ -209,7 +209,8 @@ def test_pins_that_contradict_each_other_are_refused_and_every_advice_works(
     pins: list[str],
 ) -> None:
     sentence = refusal(toy(*pins))
-    assert all(pin in sentence for pin in pins if pin.startswith("space."))
+    plain = sentence.replace(" ", "")  # lists are shown with blanks
+    assert all(pin in plain for pin in pins if pin.startswith("space."))
     ways = re.search(r"try (.*)\.$", sentence)
     for way in ways.group(1).split(" or "):
         key = way.split("=")[0]
