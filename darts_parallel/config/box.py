@@ -16,6 +16,9 @@ PCIE = 25.0
 NETWORK = 12.5
 """10^9 bytes a second between nodes of GPUs on PCIe: 100 Gb/s."""
 
+BOARD_WORDS = re.compile(r"nvidia|tesla|geforce|amd|instinct|sxm\d?|hbm\de?|oam|[^a-z0-9]")
+"""Parts of the names of GPUs that say maker or socket, and signs."""
+
 
 def with_box(arguments: Sequence[str]) -> list[str]:
     """Return overrides of a cluster of one kind of GPU in place of `gpu=NAME`; links that are given stay.
@@ -32,7 +35,7 @@ def with_box(arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     known = group_names("device")
     if gpu not in known:
-        plain = re.sub("[^a-z0-9]", "", gpu.lower()) if gpu else "h100"
+        plain = BOARD_WORDS.sub("", gpu.lower()) if gpu else "h100"
         near = NAMES["gpus"].get(plain) or closest(plain, known)
         rule = f"gpu={gpu} must be" if gpu else f"{BOX} needs gpu=,"
         raise ConfigError(

@@ -49,6 +49,10 @@ def test_links_are_those_of_the_class_of_the_device_or_given() -> None:
         # 400 GB/s of NVLink both ways, where H100 and A100 have 900 and 600
         (["cluster=box", "gpu=H800"], "gpu=h100 cluster.nodes.0.intra_node.bandwidth_GBps=200"),
         (["cluster=box", "gpu=a800"], "gpu=a100_80 cluster.nodes.0.intra_node.bandwidth_GBps=200"),
+        (["cluster=box", "gpu=H100-SXM5-80GB"], "try gpu=h100, or"),
+        (["cluster=box", "gpu=NVIDIA H100 80GB HBM3"], "try gpu=h100, or"),
+        (["cluster=box", "gpu=Tesla V100-SXM2-32GB"], "try gpu=v100, or"),
+        (["cluster=box", "gpu=AMD Instinct MI300X OAM"], "try gpu=mi300x, or"),
         (["cluster=box", "gpu=a10g"], 'gpu=a10 "cluster.devices.a10.peak_TFLOPs={bf16: 70, fp16'),
         (["cluster=box", "gpu=h20"], '"cluster.devices.h100.peak_TFLOPs={bf16: 148, fp16: 148,'),
         (["cluster=box", "gpu=rtx_a6000"], "try gpu=a6000,"),
