@@ -105,8 +105,7 @@ def _distinct_strategies(
 ) -> dict[tuple[LayerStrategy, int], str]:
     """Return each strategy with the GPUs of its nodes, and the name of the first such layer."""
     arranged = cluster.arranged(plan.node_order)
-    groups = [arranged.stage_group(stage, plan.pp) for stage in range(plan.pp)]
-    gpus = [group.gpus // arranged.visits for group in groups]
+    gpus = [arranged.stage_group(stage, plan.pp).gpus for stage in range(plan.pp)]
     named: dict[tuple[LayerStrategy, int], str] = {}
     for spec, strategy, stage in zip(model.layers, plan.layers, plan.stage_of_layer, strict=True):
         named.setdefault((strategy, gpus[stage]), spec.name)

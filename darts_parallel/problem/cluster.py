@@ -242,7 +242,7 @@ class StageTopology:
     """GPUs of the stage in each NVLink domain that it touches; `counts` where every node is its
     own."""
     gpus_per_domain: int
-    """GPUs of a whole domain of its node group, divided by the places of its nodes in the order."""
+    """GPUs of a whole domain of its node group."""
     groups: tuple[int, ...]
     """All node groups that the stage touches: one, but for a given plan that mixes node types."""
 
@@ -413,13 +413,12 @@ class Cluster:
         kinds = tuple(sorted({kind for _, kind in places}))
         slowest = min(kinds, key=lambda kind: self.groups[kind].device.speed)
         group = self.groups[slowest]
-        domain = group.gpus * group.domain_nodes // self.visits
         found = StageTopology(
             slowest,
             group.gpus,
             tuple(counts.values()),
             tuple(domains.values()),
-            domain,
+            group.gpus * group.domain_nodes,
             kinds,
         )
         self._topologies[stage, pp] = found

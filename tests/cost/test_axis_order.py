@@ -8,7 +8,8 @@ import torch
 
 from darts_parallel.config import EXPORTS, PIPELINES_INSIDE, PIPELINES_OUTSIDE, read_trainer
 from darts_parallel.cost import build_tables, evaluate
-from darts_parallel.errors import ConfigError, PlanError
+from darts_parallel.cost.table import PlacedSpace
+from darts_parallel.errors import ConfigError, PlanError, UnsupportedError
 from darts_parallel.exact import find_uniform_plan
 from darts_parallel.export import export_plan
 from darts_parallel.plans import Plan, check_plan, job_facts, outer_spaces, trainer_runs_plan
@@ -99,16 +100,34 @@ def test_a_stage_costs_what_its_part_of_the_nodes_costs_with_its_share_of_the_ne
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=0.0)
 
 
+def test_own_terms_see_every_stage_begin_on_the_first_node() -> None:
+    problem = problem_of(PIPELINES_INSIDE, "space.pp=[1,4]")
+    spaces = outer_spaces(problem)
+    assert [space.pp for space in spaces] == [1, 4]
+    for space in spaces:
+        placed = PlacedSpace.of(problem.cluster, space, problem.config)
+        assert placed.stage_node.tolist() == [0] * space.pp
+    outside = problem_of(PIPELINES_OUTSIDE, "space.pp=8")
+    placed = PlacedSpace.of(outside.cluster, outer_spaces(outside)[0], outside.config)
+    assert placed.stage_node.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
 def test_messages_between_stages_do_not_feel_the_network() -> None:
     found = []
+    tied = {}
     for bandwidth in (1.0, 100.0):
         change = f"cluster.inter_node.bandwidth_GBps={bandwidth}"
-        tables = build_tables(problem_of("null", "space.pp=2", change))
+        tables = build_tables(problem_of("null", "space.pp=2", "model.tie_embeddings=true", change))
+        for table in tables:
+            tied[bandwidth, bool(table.node_order)] = table.per_iteration.amax()
         sent = {bool(table.node_order): table.p2p.diagonal(dim1=-2, dim2=-1) for table in tables}
         found.append(sent)
     slow, fast = found
     assert torch.equal(slow[True], fast[True])
     assert (slow[False] > 10.0 * fast[False]).all()
+    # nor does the gradient of the table that the first and the last stage share
+    assert tied[1.0, True] == tied[100.0, True] > 0.0
+    assert tied[1.0, False] > 10.0 * tied[100.0, False]
 
 
 def test_a_slow_network_and_large_batches_want_pipelines_inside_nodes() -> None:
@@ -142,13 +161,21 @@ def test_a_plan_whose_tensor_parallel_groups_do_not_divide_the_part_of_a_node_is
     with pytest.raises(PlanError, match="must name each of the 4 nodes once"):
         check_plan(replace(own, layers=wide), *arguments)
     with pytest.raises(PlanError, match="must name each of the 4 nodes once"):
+        check_plan(
+            replace(own, cp=4, layers=tuple(replace(one, dp=2) for one in own.layers)), *arguments
+        )
+    with pytest.raises(PlanError, match="must name each of the 4 nodes once"):
         check_plan(replace(own, node_order=own.node_order[:8]), *arguments)
 
 
 def test_megatron_gets_its_flag_and_other_trainers_refuse() -> None:
     problem = problem_of(PIPELINES_INSIDE, "trainer=megatron", "space.pp=2")
-    files = export_plan(problem, inside_plan(problem), "megatron").files
-    assert any("--use-tp-pp-dp-mapping" in text for text in files.values())
+    exported = export_plan(problem, inside_plan(problem), "megatron")
+    assert "--use-tp-pp-dp-mapping" in exported.files["megatron.sh"]
+    assert not any("start the nodes" in note for note in exported.notes)
+    free = problem_of(PIPELINES_INSIDE)
+    with pytest.raises(UnsupportedError, match="tp-pp-dp, and its ranks count pp last"):
+        export_plan(free, inside_plan(free), "torchtitan")
     with pytest.raises(ConfigError, match=r"space.axis_order=tp-pp-dp must be one of tp-dp-pp"):
         problem_of(PIPELINES_INSIDE, "trainer=torchtitan")
     assert [name for name in EXPORTS if runs(name, problem)] == ["megatron"]
@@ -156,6 +183,16 @@ def test_megatron_gets_its_flag_and_other_trainers_refuse() -> None:
         assert not any(
             own.node_order for own in outer_spaces(problem_of("null", f"trainer={trainer}"))
         )
+
+
+def test_groups_of_tp_and_cp_divide_the_part_of_a_node_and_experts_stay_out() -> None:
+    spaces = outer_spaces(problem_of(PIPELINES_INSIDE, "space.cp=null"))
+    inside = [own for own in spaces if own.node_order]
+    assert {own.cp for own in inside} == {1, 2, 4}
+    for own in inside:
+        assert all(8 // own.pp % (choice.tp * own.cp) == 0 for choice in own.choices)
+    tiny = load_problem(["model=toy_moe", "cluster=toy", "training=toy_moe"])
+    assert not any(own.node_order for own in outer_spaces(tiny))
 
 
 def test_an_order_that_no_pipeline_can_have_is_refused() -> None:
