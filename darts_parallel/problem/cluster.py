@@ -269,7 +269,8 @@ class BoundaryTopology:
     inside_node: bool
     """Each GPU sends inside one NVLink domain (one node, where it has none beyond itself)."""
     senders: int
-    """GPUs of one node of the earlier stage; its node group is `group`."""
+    """GPUs of one node of the earlier stage, or of all stages where every node has part of each: all
+    send at once; the node group is `group`."""
     next_group: int
     receivers: int
     """GPUs of one node of the later stage; its node group is `next_group`."""
@@ -449,6 +450,7 @@ class Cluster:
         senders, receivers = (
             max(Counter(node for node, _ in part).values()) for part in (places, following)
         )
+        senders *= self.visits
         return BoundaryTopology(places[0][1], inside, senders, following[0][1], receivers)
 
     def stage_group(self, stage: int, pp: int) -> NodeGroup:

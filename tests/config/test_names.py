@@ -167,7 +167,7 @@ def test_brackets_and_quotes_in_names_and_folders_are_printed_as_they_are(comman
     )
     assert outcome.status == 0, outcome.err
     assert "[/red] $(touch PWNED) (220,544 parameters) on toy" in outcome.out
-    assert "explain [bold]$(x)/[/red]/plan.json" in outcome.out
+    assert "explain '[bold]$(x)/[/red]/plan.json'" in outcome.out
     assert "PWNED" not in "".join(outcome.files)
 
 

@@ -62,7 +62,8 @@ def test_every_stage_has_an_equal_part_of_each_node_and_sends_inside_it(pp: int)
         assert arranged.stage_topology(stage, pp).counts == (8 // pp,) * 4
         boundary = arranged.boundary_topology(stage, pp)
         assert boundary.inside_node
-        assert boundary.senders == 8 // pp
+        assert boundary.senders == 8, "all stages of a node send at once"
+        assert boundary.receivers == 8 // pp
         assert not cluster.boundary_topology(stage, pp).inside_node or 32 // pp < 8
     size = 32 // pp
     first = arranged.pipeline_ranks[:size]
