@@ -163,9 +163,13 @@ class _TrainerRows:
             ranked = list(found.alternatives)
             least = (ranked[0].time if ranked else known) * (1.0 - own.config.search.tie)
             # the first level has the most memory: what finds nothing there finds nothing later
-            better = (first_blocks_plan(level, least) for level in levels)
-            first = next((plan for plan in better if plan is None or keeps(plan)), None)
-            ranked = [*filter(None, [first]), *ranked]
+            for level in levels:
+                better = first_blocks_plan(level, least)
+                if better is None:
+                    break
+                if keeps(better):
+                    ranked.insert(0, better)
+                    break
             for candidate in ranked:
                 plan = candidate.to_plan(mine)
                 if refusals(own, plan, name):

@@ -291,7 +291,10 @@ class SpaceConfig:
             self.trainer is None or read_trainer(self.trainer).inside_pipelines
         ):
             orders = self.pinned("axis_order") or (PIPELINES_OUTSIDE,)
-            require_members("space.axis_order", orders, (PIPELINES_OUTSIDE,))
+            trainer = self.trainer or "torch"
+            rule = f"be {PIPELINES_OUTSIDE} with trainer={trainer}, whose ranks count pp last"
+            given = f"space.axis_order={as_yaml(self.axis_order)}"
+            require(orders == (PIPELINES_OUTSIDE,), given, rule, PIPELINES_OUTSIDE)
             self.axis_order = PIPELINES_OUTSIDE
         if self.executable:
             self.node_orders = "given"  # ranks are numbered by whoever starts the processes

@@ -144,7 +144,7 @@ def settings(job: Request, strategy: LayerStrategy) -> str:
         fsdp = _fsdp_settings(job, strategy)
     if not _replicas_only(job, strategy):
         mesh = _MESH.format(**parallelism(job, strategy))
-    main = _MAIN * (nodes > 1)
+    main = _MAIN if nodes > 1 else ""
     blocks = {"fsdp": fsdp, "main": main, "mesh": mesh}
     words = {"kind": yaml_word(kind), "precision": yaml_word(job.word("precision"))}
     return _FILE.format(nodes=nodes, devices=devices, **blocks, **words)
@@ -196,8 +196,8 @@ def _snippet(job: Request, strategy: LayerStrategy) -> str:
         job,
         dtype,
         checkpointing=not sharded,
-        mesh=mesh * (strategy.tp > 1),
-        check=_BESIDE_FSDP * beside_fsdp,
+        mesh=mesh if strategy.tp > 1 else "",
+        check=_BESIDE_FSDP if beside_fsdp else "",
     )
     return text + _CONTEXT_PARALLEL * context
 
@@ -213,5 +213,5 @@ def _accelerator(job: Request, strategy: LayerStrategy) -> str:
         fields = ", ".join(f"{name}={size}" for name, size in sizes)
         line = f"        parallelism_config=ParallelismConfig({fields}),\n"
     note = _WHOLE_GRADIENTS * each
-    sums = _SUMS.format(dtype=half_type(job)) * sharded
+    sums = _SUMS.format(dtype=half_type(job)) if sharded else ""
     return _ACCELERATOR.format(note=note, count=count, each=each, parallelism=line, sums=sums)

@@ -163,16 +163,16 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
                 orders = node_orders(cluster, outer.pp, space.node_orders)
             for choices, order in product(trainer_parts(config, outer.choices), orders):
                 result.append(replace(outer, choices=choices, node_order=order))
+    if not result and space.pinned("axis_order") == (PIPELINES_INSIDE,):
+        raise ConfigError(
+            f"space.axis_order={PIPELINES_INSIDE} must have several equal nodes whose GPUs tp · cp · pp "
+            "divides, and layers without experts; try space.axis_order=null."
+        )
     if not result and model.has_experts and space.trainer is None:
         raise ConfigError(
             f"space.ep={space.ep} and space.etp={space.etp} must have a product that divides the GPUs "
             "of a stage that the other pins allow, with sequence parallelism where tp is above 1 and "
             "shard_size=0; try space.ep=null."
-        )
-    if not result and space.pinned("axis_order") == (PIPELINES_INSIDE,):
-        raise ConfigError(
-            f"space.axis_order={PIPELINES_INSIDE} must have several equal nodes whose GPUs tp · cp · pp "
-            "divides, and layers without experts; try space.axis_order=null."
         )
     _require_shard_sizes(space.pinned("shard_size"), result)
     if not result:

@@ -177,7 +177,7 @@ def test_megatron_gets_its_flag_and_other_trainers_refuse() -> None:
     free = problem_of(PIPELINES_INSIDE)
     with pytest.raises(UnsupportedError, match="tp-pp-dp, and its ranks count pp last"):
         export_plan(free, inside_plan(free), "torchtitan")
-    with pytest.raises(ConfigError, match=r"space.axis_order=tp-pp-dp must be one of tp-dp-pp"):
+    with pytest.raises(ConfigError, match=r"must be tp-dp-pp with trainer=torchtitan, whose ranks count pp last; try"):
         problem_of(PIPELINES_INSIDE, "trainer=torchtitan")
     assert [name for name in EXPORTS if runs(name, problem)] == ["megatron"]
     for trainer in ("torchtitan", "torch"):
@@ -194,6 +194,12 @@ def test_groups_of_tp_and_cp_divide_the_part_of_a_node_and_experts_stay_out() ->
         assert all(8 // own.pp % (choice.tp * own.cp) == 0 for choice in own.choices)
     tiny = load_problem(["model=toy_moe", "cluster=toy", "training=toy_moe"])
     assert not any(own.node_order for own in outer_spaces(tiny))
+
+
+def test_experts_are_named_where_they_forbid_the_order() -> None:
+    job = ["model=toy_moe", "cluster=toy", "training=toy_moe", "space.pp=2"]
+    with pytest.raises(ConfigError, match=r"space.axis_order=tp-pp-dp must .* without experts"):
+        outer_spaces(load_problem([*job, "space.axis_order=tp-pp-dp"]))
 
 
 def test_an_order_that_no_pipeline_can_have_is_refused() -> None:
