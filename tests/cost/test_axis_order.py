@@ -177,7 +177,9 @@ def test_megatron_gets_its_flag_and_other_trainers_refuse() -> None:
     free = problem_of(PIPELINES_INSIDE)
     with pytest.raises(UnsupportedError, match="tp-pp-dp, and its ranks count pp last"):
         export_plan(free, inside_plan(free), "torchtitan")
-    with pytest.raises(ConfigError, match="with trainer=torchtitan, whose ranks count pp last; try tp-dp-pp"):
+    with pytest.raises(
+        ConfigError, match="with trainer=torchtitan, whose ranks count pp last; try tp-dp-pp"
+    ):
         problem_of(PIPELINES_INSIDE, "trainer=torchtitan")
     assert [name for name in EXPORTS if runs(name, problem)] == ["megatron"]
     for trainer in ("torchtitan", "torch"):
