@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from math import exp
 from statistics import NormalDist
 
@@ -58,6 +58,9 @@ HALVINGS = 8
 """Halvings of the distance to the tightest memory that some plan fits: to 1/256 of it."""
 SETTLED = 8
 """Evaluations until the share of memory that the framework reserves has settled."""
+
+Met = tuple[list[Planned], InfeasibleError | None]
+"""Plans met, the last of which may keep the chance, and why no plan fits a level."""
 
 
 def tightened(problem: Problem, chance: float | None = None) -> Problem:
@@ -109,10 +112,11 @@ def _headroom(distance: float) -> float:
 def within_chance(asked: Asked, find: Callable[[float], Planned]) -> Planned:
     """Return the fastest plan met that keeps `space.out_of_memory`; if none does, the safest one.
 
-    Plans are met at the headrooms of `LEVELS`. `search=exact` starts with all memory, and the first
+    Plans are met at the headrooms of `LEVELS`. `search=exact` goes from all memory on, and the first
     plan that keeps the chance is the fastest one: the seconds of optima rise with the headroom. So
-    with a looser limit seconds never rise and chances never fall. The other searches take seconds
-    each. They start at the level that exact methods name, or else at that of the limit.
+    with a looser limit seconds never rise and chances never fall. It searches the level of the limit
+    before, so that its plan is known where time ends. The other searches take seconds each. They
+    start at the level that exact methods name, or else at that of the limit.
 
     Args:
         asked: The question with all memory.
@@ -125,13 +129,17 @@ def within_chance(asked: Asked, find: Callable[[float], Planned]) -> Planned:
     if not tightened(problem).headroom:
         return find(0.0)
     headrooms = [tightened(problem, chance).headroom for chance in LEVELS]
-    search = _ChanceSearch(find, asked, headrooms)
+    search = _ChanceSearch(cache(find), asked, headrooms)
     usual = next(i for i, chance in enumerate(LEVELS) if chance <= search.allowed)
     exact = problem.config.search.method == "exact"
-    named = 0 if exact else search.loosest(usual)
-    met, refused = search.tighter(usual if named is None else named, usual)
+    if exact:
+        named: int | None = 0
+        met, refused = search.exact_levels(usual)
+    else:
+        named = search.loosest(usual)
+        met, refused = search.tighter(usual if named is None else named, usual)
     if met and search.keeps(met[-1]):
-        found = met[-1] if exact else search.next_to(met)
+        found = search.explained(met) if exact else search.next_to(met)
         return search.loosened(found, usual) if named is None else found
     if met and met[-1].interrupted:
         return met[-1]
@@ -162,6 +170,30 @@ class _ChanceSearch:
     def keeps(self, found: Planned) -> bool:
         """Return whether a plan keeps the chance."""
         return (found.out_of_memory or 0.0) <= self.allowed
+
+    def exact_levels(self, usual: int) -> Met:
+        """Search the level of the limit, and then leave more and more memory free from none on.
+
+        The plan of the limit comes last where time ends, or Ctrl-C, before a faster one is found.
+        """
+        limit = None
+        with suppress(InfeasibleError):
+            limit = self.find(self.headrooms[usual])
+        stopped = limit is not None and (limit.interrupted or _stopped_late(limit))
+        met, refused = self.tighter(usual if stopped else 0, usual)
+        if limit is not None and self.keeps(limit):
+            last = met[-1]
+            if not self.keeps(last) or _seconds(limit) < _seconds(last):
+                met.append(replace(limit, interrupted=last.interrupted))
+        return met, refused
+
+    def explained(self, met: Sequence[Planned]) -> Planned:
+        """Return the last plan; it says so where a level with less memory left free had no proof."""
+        found = met[-1]
+        if found.result is None or not any(map(_stopped_late, met[:-1])):
+            return found
+        why = "time ended before it was known whether less memory left free gives a faster plan"
+        return replace(found, result=replace(found.result, why=why))
 
     def loosest(self, usual: int) -> int | None:
         """Return the loosest level whose optimum keeps the chance and saves more than ties may cost.
@@ -209,7 +241,7 @@ class _ChanceSearch:
         slow = best and known and best.seconds > known.iteration_time_s
         return None if slow else best
 
-    def tighter(self, first: int, usual: int) -> tuple[list[Planned], InfeasibleError | None]:
+    def tighter(self, first: int, usual: int) -> Met:
         """Leave more and more memory free, from a level on, until a plan keeps the chance.
 
         Args:

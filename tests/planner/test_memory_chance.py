@@ -242,19 +242,42 @@ def test_a_sure_plan_is_loosened_where_no_exact_method_says_that_nothing_is_gain
     assert memory_chance.within_chance(Asked.of(problem), find) is fast
 
 
-def test_a_search_without_time_is_followed_by_that_of_the_limit() -> None:
-    """Each of six headrooms had all of `search.max_seconds`: 520 s of 400."""
+@pytest.mark.parametrize(
+    ("stopped", "kept"),
+    [
+        ({0.0: "time_limit"}, True),
+        ({0.0: "user"}, True),
+        ({"limit": "time_limit"}, True),
+        ({"limit": "user"}, True),
+        ({0.0: "time_limit"}, False),
+        ({}, True),
+    ],
+)
+def test_exact_search_asks_for_the_level_of_the_limit_first(
+    monkeypatch: pytest.MonkeyPatch, stopped: dict[float | str, str], kept: bool
+) -> None:
+    """512 layers had no plan of the limit's level: all memory alone took the 120 s."""
     problem = tight_toy(0.14)
     known = plan(tight_toy(0.14, "space.out_of_memory=0.5"))
+    limit = tightened(problem).headroom
     asked = []
 
     def find(headroom: float) -> Planned:
         asked.append(headroom)
-        result = replace(known.result, stopped_by="time_limit")
-        return replace(known, result=result, out_of_memory=0.9 if len(asked) == 1 else 0.0)
+        by = stopped.get("limit" if headroom == limit else headroom)
+        seconds = 2.0 if headroom == limit else 2.1
+        result = replace(known.result, stopped_by=by, iteration_time_s=seconds, why="asked")
+        chance = 0.0 if kept or headroom >= limit else 0.9
+        return replace(known, result=result, out_of_memory=chance, interrupted=by == "user")
 
-    memory_chance.within_chance(Asked.of(problem, ()), find)
-    assert asked == [0.0, tightened(problem).headroom]
+    monkeypatch.setattr(memory_chance, "evaluate", lambda *_: SimpleNamespace(feasible=False))
+    found = memory_chance.within_chance(Asked.of(problem, ()), find)
+    assert found.result is not None
+    assert found.result.iteration_time_s == 2.0
+    assert found.interrupted == ("user" in stopped.values())
+    assert asked == ([limit] if "limit" in stopped else [limit, 0.0])
+    late = stopped.get(0.0) == "time_limit"
+    assert found.result.why.startswith("time ended" if late else "asked")
 
 
 @pytest.fixture(scope="module")
@@ -347,16 +370,17 @@ def test_a_plan_next_to_the_best_of_an_earlier_search_may_keep_the_chance(
     assert found.out_of_memory == 0.1
 
 
-def test_where_no_plan_fits_in_all_memory_one_search_says_so() -> None:
+def test_where_no_plan_fits_in_all_memory_no_other_level_is_searched() -> None:
     asked = []
 
     def find(headroom: float) -> Planned:
         asked.append(headroom)
         raise InfeasibleError("no plan fits")
 
+    problem = tight_toy(0.104)
     with pytest.raises(InfeasibleError, match="no plan fits"):
-        memory_chance.within_chance(Asked.of(tight_toy(0.104), ()), find)
-    assert asked == [0.0]
+        memory_chance.within_chance(Asked.of(problem, ()), find)
+    assert asked == [tightened(problem).headroom, 0.0]
 
 
 def test_looser_levels_leave_free_what_the_residual_error_asks_for() -> None:
