@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from math import inf
 from pathlib import Path
 
@@ -207,8 +208,10 @@ class Job(Watcher):
             yield f"assumed: the {word} {space.kind} plan with {pins}, whatever its risk"
             pairs = zip(plan.chunk_of_layer, problem.model.layers, strict=True)
             counts = Counter(chunk for chunk, layer in pairs if "." in layer.name)
-            if len({*counts.values()}) > 1:
-                blocks = ", ".join(str(counts[chunk]) for chunk in range(plan.num_chunks))
+            equal = groupby(counts[chunk] for chunk in range(plan.num_chunks))
+            runs = [(count, len(list(run))) for count, run in equal]
+            if len(runs) > 1:
+                blocks = ", ".join(f"{n} × {count}" if n > 1 else str(count) for count, n in runs)
                 yield f"assumed: {blocks} blocks in the stages; for others edit stages in plan.json"
         if BOX in self.overrides:
             yield from self._assumed_links(problem.config.cluster)

@@ -1,6 +1,5 @@
 """`darts-parallel tune plan.json --from-log train.log`: plans to try, what was measured, what follows."""
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from darts_parallel.planner import (
     with_run,
 )
 from darts_parallel.plans import Plan, read_plan, write_json, write_text
-from darts_parallel.problem import GIB, Problem
+from darts_parallel.problem import GIB, Problem, read_rows
 from darts_parallel.report import (
     Outcome,
     fits_label,
@@ -241,17 +240,9 @@ def _rows(measured: Any) -> list[Mapping[str, Any]]:
 
 def _file_rows(path: str) -> list[Mapping[str, Any]]:
     """Return the rows of a CSV file, without empty cells."""
-    try:
-        rows = list(csv.DictReader(read_text(path).splitlines()))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(
-            f"tune.measured={path} cannot be read ({why}); try a CSV file with the "
-            f"columns {', '.join(TrialRow.__dataclass_fields__)}."
-        ) from None
-    near = "plan,seconds,oom and plan_1.json,58.1, as its first lines"
-    require(bool(rows), f"tune.measured={path}", "have a line for each trial", near)
-    return [{key: value for key, value in row.items() if key and value} for row in rows]
+    plan, *others = TrialRow.__dataclass_fields__
+    rows = read_rows(path, (plan,), others, "tune.measured=")
+    return [{key: value for key, value in row.items() if value} for _, row in rows]
 
 
 def _print(

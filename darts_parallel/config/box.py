@@ -28,10 +28,11 @@ def with_box(arguments: Sequence[str]) -> list[str]:
     """
     given = given_values(arguments)
     gpu = given.get("gpu")
+    size = f"gpus={given.get('gpus', 8)} nodes={given.get('nodes', 1)}"
     written = any(argument.startswith("+device@cluster.devices.") for argument in arguments)
     if BOX not in arguments or written:
         if gpu is not None and not written:
-            raise ConfigError(f"gpu={gpu} must go with {BOX}; try {BOX} gpu={gpu} gpus=8 nodes=1.")
+            raise ConfigError(f"gpu={gpu} must go with {BOX}; try {BOX} gpu={gpu} {size}.")
         return list(arguments)
     known = group_names("device")
     if gpu not in known:

@@ -49,7 +49,7 @@ TOKENS_ASSUMED = 65_536
 MOST_TOKENS_ASSUMED = 4_194_304
 MOST_TRIED = 4
 """Proposals of one refusal that are tried; no key has as many rules."""
-_PROPOSAL = re.compile(r"(?P<key>[\w.]+)=.+; try (?P<near>\[[^\]]*\]|[^\s=]+)\.")
+_PROPOSAL = re.compile(r"(?P<key>[\w.]+)=.+; try (?P<near>\[[^\]]*\]|[^\s=,]+)(,? or .+)?\.")
 """Key and proposal of a refusal; a proposal is one value, not another key and not advice."""
 
 
@@ -181,7 +181,7 @@ def with_tried_value(sentence: str, overrides: Sequence[str], extra_dir: str | N
             return sentence
         else:
             break
-    return f"{sentence[: refusal.start('near')]}{near}."
+    return f"{sentence[: refusal.start('near')]}{near}{sentence[refusal.end('near') :]}"
 
 
 def _loaded(overrides: list[str], extra_dir: str | None, check: Check) -> Config:

@@ -145,13 +145,23 @@ def _unknown_key(key: str, given: dict[str, str], schema: Any) -> str:
         near = f"darts-parallel {shown}, or --help for the keys of this one"
         return f"{shown} is a key {place}; try {near}."
     plain = key.replace("-", "_").lower()
-    near = plain if plain in WORDS else NAMES["keys"].get(plain, "")
+    known = NAMES["keys"]
+    value = given.get(key, "...")
+    near = known.get(f"{plain}={value}") or known.get(plain, "")
+    near = plain if plain in WORDS else near
     if re.fullmatch(r"[\w.]+", near):
-        near += f"={given.get(key, '...')}"
+        near += f"={_legal_value(near, value)}"
     near = near or closest_key(key, schema)
     if key.endswith("Gbps"):
         near += ", of bytes: an eighth"
     return f"{shown} is not a key of the configuration; try {near}."
+
+
+def _legal_value(key: str, value: str) -> str:
+    """Return the value of a key that is closest to a user's; the user's where the key names no values."""
+    entries = {name: entry for name, _, entry in all_fields(Config)}
+    members = entries[key].metadata.get("members") if key in entries else None
+    return str(closest(value.lower(), members)) if members else value
 
 
 def _value_sentence(
@@ -165,7 +175,8 @@ def _value_sentence(
     if isinstance(error, (errors.ConfigKeyError, errors.ConfigAttributeError)):
         return _unknown_key(key, given, schema)
     if isinstance(error, errors.MissingMandatoryValue):
-        return f"{key} is missing and has no default; try giving it a value."
+        near = NAMES["usual"].get(key.rpartition(".")[2], "...")
+        return f"{key} is missing and has no default; try {key}={near}."
     if isinstance(error, errors.InterpolationResolutionError):
         return f"{shown} refers to what does not exist; try a plain value."
     if "does not support deletion" in str(error):

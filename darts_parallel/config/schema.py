@@ -585,13 +585,10 @@ class Config:
                 self.space.kind if layerwise else "uniform"
             )  # its mixtures have one strategy
         longest = self.model.max_seq_len
-        rule = f"be at most model.max_seq_len={longest}, which can be set, too"
-        require(
-            self.training.seq_len <= longest,
-            f"training.seq_len={self.training.seq_len}",
-            rule,
-            longest,
-        )
+        length = self.training.seq_len
+        rule = f"be at most model.max_seq_len={longest}"
+        near = f"{longest}, or model.max_seq_len={length} for a model with longer positions"
+        require(length <= longest, f"training.seq_len={length}", rule, near)
         for name in self.cluster.used_devices:
             peaks = self.cluster.devices[name].peak_TFLOPs
             near = next((p for p in PRECISIONS if p in peaks), "none")

@@ -1,6 +1,5 @@
 """Sequences drawn from a histogram of lengths, and what a packing makes of them on every rank."""
 
-import csv
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from darts_parallel.config import require
 from darts_parallel.cost import Array, Index
-from darts_parallel.errors import ConfigError, read_text
 from darts_parallel.planner.sequence_packing import Wave
-from darts_parallel.problem import Problem
+from darts_parallel.problem import Problem, read_rows
 
 DRAWS = 32
 """Steps that are drawn."""
@@ -29,28 +28,17 @@ def read_lengths(path: str, longest: int) -> tuple[Index, Array]:
         ConfigError: it cannot be read, or holds a length not in 1 to `longest`, or a count not
             above 0.
     """
-    rows: list[tuple[int, float]] = []
-    why = "has no rows"
-    try:
-        lines = read_text(path).splitlines()
-        for row in csv.DictReader(lines):
-            why = f"has the row {','.join(str(value) for value in row.values())}"
-            length = int(row["length"])
-            count = float(row["count"])
-            if not (1 <= length <= longest and 0.0 < count < MOST_COUNT):
-                raise ValueError
-            rows.append((length, count))
-    except (KeyError, TypeError, ValueError, csv.Error):
-        rows = []
-    except OSError as error:
-        rows = []
-        why = f"cannot be read ({error.strerror})"
-    if not rows:
-        raise ConfigError(
-            f"training.lengths={path} must be a CSV file with the columns length (1 to training.seq_len="
-            f"{longest}) and count (above 0), and {why}; try rows such as {longest},100."
-        )
-    every, counts = zip(*rows, strict=True)
+    every = []
+    counts = []
+    for place, row in read_rows(path, ("length", "count"), key="training.lengths="):
+        length = row["length"]
+        count = row["count"]
+        rule = f"be at most training.seq_len={longest}"
+        require(length <= longest, f"{place}: length={length}", rule, longest)
+        rule = f"be at most {MOST_COUNT:g}"
+        require(count <= MOST_COUNT, f"{place}: count={count:g}", rule, 1)
+        every.append(length)
+        counts.append(count)
     lengths, places = np.unique(every, return_inverse=True)
     sums = np.bincount(places, counts)
     return lengths, sums / sums.sum()

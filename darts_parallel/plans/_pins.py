@@ -73,9 +73,14 @@ def require_legal_pins(
         members = sorted({getattr(combination, key) for combination in legal})
         # a list may have illegal values, which never enter the space; one legal value is enough
         if not set(values) & set(members):
-            if key != "dp" and values[0] in {getattr(own, key) for own in degrees}:
-                rules[key] = f"leave a dp that divides training.global_batch_size={batch}"
-            raise refused_pin(key, values[0], rules[key], _possible(key, pins, legal) or members)
+            possible = _possible(key, pins, legal) or members
+            other = ""
+            if values[0] in {getattr(own, key) for own in degrees}:
+                if key != "dp":
+                    rules[key] = f"leave a dp that divides training.global_batch_size={batch}"
+                if near := _nearest_batch(degrees, batch, pins):
+                    other = f" or training.global_batch_size={near}"
+            raise refused_pin(key, values[0], rules[key], possible, other)
     if not any(_agrees(combination, pins) for combination in legal):
         ways = _ways_out(pins, legal, _nearest_batch(degrees, batch, pins))
         names = ", ".join(f"space.{key}={as_yaml(getattr(space, key))}" for key in pins)

@@ -119,12 +119,16 @@ def _divides_key_values(tp: int, model: Model) -> bool:
     return heads % tp == 0 or (model.replicated_key_values and tp % heads == 0)
 
 
-def refused_pin(key: str, value: int, rule: str, members: Sequence[int]) -> ConfigError:
-    """Return the error for a pinned value that is none of `members`."""
+def refused_pin(
+    key: str, value: int, rule: str, members: Sequence[int], other: str = ""
+) -> ConfigError:
+    """Return the error for a pinned value that is none of `members`; `other` is a second way out."""
     names = ", ".join(map(str, members[:MOST_LISTED]))
     more = ", ..." if len(members) > MOST_LISTED else ""
     near = closest(value, members)
-    return ConfigError(f"space.{key}={value} must {rule} (legal: {names}{more}); try {near}.")
+    return ConfigError(
+        f"space.{key}={value} must {rule} (legal: {names}{more}); try {near}{other}."
+    )
 
 
 def batch_note(devices: int, batch: int) -> str:

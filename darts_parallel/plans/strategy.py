@@ -24,7 +24,6 @@ from darts_parallel.plans._fields import (
 from darts_parallel.problem import lies_inside_nodes
 from darts_parallel.schedules import (
     NAMES,
-    PLACEMENTS,
     SEARCHED,
     USUAL,
     Schedule,
@@ -395,8 +394,6 @@ def _schedule(fields: Fields) -> str | None:
         return name
     placement = fields.read("placement", str)
     order = fields.read("order", list)
-    if placement not in PLACEMENTS:
-        raise PlanError(f"plan: placement={placement!r} must be loop or v; try {PLACEMENTS[0]}.")
     for device, row in enumerate(order):
         if not isinstance(row, list) or not all(isinstance(text, str) for text in row):
             raise PlanError(

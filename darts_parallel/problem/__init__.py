@@ -27,6 +27,7 @@ from darts_parallel.problem.measured_times import Measured as Measured
 from darts_parallel.problem.measured_times import MeasuredTimes as MeasuredTimes
 from darts_parallel.problem.measured_times import Profiles as Profiles
 from darts_parallel.problem.measured_times import read_profiles as read_profiles
+from darts_parallel.problem.measured_times import read_rows as read_rows
 from darts_parallel.problem.model import VOCABULARY_MULTIPLE as VOCABULARY_MULTIPLE
 from darts_parallel.problem.model import Model as Model
 from darts_parallel.problem.orders import lies_inside_nodes as lies_inside_nodes

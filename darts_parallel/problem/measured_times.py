@@ -23,16 +23,16 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config import CostConfig
-from darts_parallel.errors import ConfigError, closest, require_listed
+from darts_parallel.errors import ConfigError, closest, read_text, require_listed
 
 FORWARD_FILE = "layer_forward_seconds.csv"
 MULTIPLIER_FILE = "micro_batch_multipliers.csv"
 FORWARD_COLUMNS = ("model", "gpu", "tp", "layer_index", "layer_kind", "forward_s")
 MULTIPLIER_COLUMNS = ("model", "gpu", "layer_kind", "micro_batch", "multiplier")
-WHOLE = {"tp": 1, "layer_index": 0, "micro_batch": 1, "seq_len": 1}
+WHOLE = {"tp": 1, "layer_index": 0, "micro_batch": 1, "seq_len": 1, "length": 1}
 """Columns of whole numbers, and the least of each."""
-REAL = ("forward_s", "backward_s", "saved_bytes", "multiplier")
-"""Columns of finite numbers of at least 0."""
+REAL = {"forward_s": 0.0, "backward_s": 0.0, "saved_bytes": 0.0, "multiplier": 0.0, "count": 1e-9}
+"""Columns of finite numbers, and the least of each."""
 Figures = tuple[float, ...]
 """A figure of every layer, or of every micro-batch size."""
 Multipliers = Mapping[tuple[str, str, str], tuple[tuple[int, float], ...]]
@@ -157,33 +157,40 @@ def _read_multipliers(path: Path) -> Multipliers:
     return {key: tuple(rows) for key, rows in found.items()}
 
 
-def read_rows(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> PlacedRows:
+def read_rows(
+    path: str | Path, columns: Sequence[str], optional: Sequence[str] = (), key: str = ""
+) -> PlacedRows:
     """Read the rows of a CSV file, at least one, each with its place for messages.
 
     Args:
         columns: Which the file must have; `WHOLE` and `REAL` ones are read as numbers.
         optional: Which are read as numbers where the file has them.
+        key: What stands before the path in messages, e.g. `training.lengths=`.
 
     Errors:
         ConfigError: the file is missing, a column is missing, or a row breaks a rule.
     """
-    names = f"the columns {','.join(columns)}"
+    names = f"the columns {','.join([*columns, *optional])}"
+    shown = f"{key}{path}"
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:  # Excel begins with a mark
-            reader = csv.DictReader(file, strict=True, skipinitialspace=True)
-            header = reader.fieldnames or []
-            rows = [(f"{path}, line {reader.line_num}", row) for row in reader]
+        reader = csv.DictReader(
+            read_text(path).splitlines(keepends=True), strict=True, skipinitialspace=True
+        )
+        header = reader.fieldnames or []
+        rows = [(f"{shown}, line {reader.line_num}", row) for row in reader]
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be read ({error.strerror}); try a file with {names}."
+            f"{shown} cannot be read ({error.strerror}); try a file with {names}."
         ) from None
     except (csv.Error, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not a CSV file ({error}); try one with {names}.") from None
+        raise ConfigError(f"{shown} is not a CSV file ({error}); try one with {names}.") from None
+    if ";" in "".join(header):
+        raise ConfigError(f"{shown}: commas must divide its columns, not semicolons; try {names}.")
     missing = [name for name in columns if name not in header]
     if missing:
-        raise ConfigError(f"{path}: the column {missing[0]} is missing; try {names}.")
+        raise ConfigError(f"{shown}: the column {missing[0]} is missing; try {names}.")
     if not rows:
-        raise ConfigError(f"{path}: it must hold at least one row; try {names}.")
+        raise ConfigError(f"{shown}: it must hold at least one row; try {names}.")
     for place, row in rows:
         if None in row or None in row.values():
             raise ConfigError(
@@ -196,7 +203,7 @@ def read_rows(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) 
 
 def _number(place: str, key: str, text: str) -> float:
     whole = key in WHOLE
-    least = WHOLE.get(key, 0)
+    least = WHOLE[key] if whole else REAL[key]
     try:
         value = int(text) if whole else float(text)
     except ValueError:
@@ -205,7 +212,7 @@ def _number(place: str, key: str, text: str) -> float:
         return value
     kind = "whole" if whole else "finite"
     raise ConfigError(
-        f"{place}: {key}={text} must be a {kind} number of at least {least}; try {least}."
+        f"{place}: {key}={text} must be a {kind} number of at least {least:g}; try {least:g}."
     )
 
 

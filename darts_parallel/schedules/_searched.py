@@ -15,8 +15,15 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from darts_parallel.errors import PlanError
-from darts_parallel.schedules._schedule import SEARCHED, Operation, Passes, PerStage, Schedule
+from darts_parallel.errors import PlanError, require_listed
+from darts_parallel.schedules._schedule import (
+    PLACEMENTS,
+    SEARCHED,
+    Operation,
+    Passes,
+    PerStage,
+    Schedule,
+)
 
 PARTS = {"F": "F", "B": "IW", "I": "I", "W": "W"}
 """Smallest parts of a kind of pass: a whole backward is the gradients of input and weights."""
@@ -44,6 +51,8 @@ class Searched(Schedule):
 
     def __init__(self, code: str) -> None:
         head, *texts = code.removeprefix(f"{SEARCHED}:").split(";")
+        rule = f"plan: placement={head!r} must be {' or '.join(PLACEMENTS)}"
+        require_listed(head, PLACEMENTS, rule, PlanError)
         self.folded = head == "v"
         self.rows = tuple(tuple(map(_read, text.split())) for text in texts)
         every = [entry for row in self.rows for entry in row]

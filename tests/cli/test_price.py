@@ -87,6 +87,8 @@ def test_unequal_stages_that_are_assumed_are_named(command: Command) -> None:
     done = command("price", *JOB, "model.num_layers=5", "pp=2", "hydra.run.dir=own")
     assert done.status == 0, done.err
     assert re.search(r"^assumed: (2, 3|3, 2) blocks in the stages; ", done.out, re.MULTILINE)
+    chunks = command("price", *JOB, "model.num_layers=7", "pp=2", "vpp=4", "hydra.run.dir=chunks")
+    assert re.search(r"^assumed: .*\b[2-7] × 1\b.* blocks in", chunks.out, re.MULTILINE), chunks.out
     even = command("price", *JOB, "model.num_layers=4", "pp=2", "hydra.run.dir=even")
     stages = data_of(command.folder / "even/plan.json")["stages"]
     assert ("blocks in the stages" in even.out) == (stages[0]["layers"] != [0, 3])

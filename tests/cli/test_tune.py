@@ -122,7 +122,10 @@ WRONG = (
     ({"seconds": 1}, "plan is missing and has no default"),
     ({"plan": "none.json", "seconds": 1}, "none.json cannot be read"),
     ("nothing.csv", "tune.measured=nothing.csv cannot be read"),
-    ("empty.csv", "tune.measured=empty.csv must have a line for each trial; try plan,seconds,oom"),
+    (
+        "empty.csv",
+        "tune.measured=empty.csv: it must hold at least one row; try the columns plan,seconds,",
+    ),
 )
 
 

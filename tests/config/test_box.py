@@ -58,7 +58,8 @@ def test_links_are_those_of_the_class_of_the_device_or_given() -> None:
         (["cluster=box", "gpu=rtx_a6000"], "try gpu=a6000,"),
         (["cluster=box", "gpu=RTX-6000-Ada"], "try gpu=l40s cluster.devices.l40s.memory_band"),
         (["cluster=box", "gpu=tpu_v5p"], "for another GPU a file of your own (docs/how-to/own-"),
-        (["gpu=h100"], "try cluster=box gpu=h100"),
+        (["gpu=h100"], "try cluster=box gpu=h100 gpus=8 nodes=1."),
+        (["gpu=h100", "nodes=256"], "try cluster=box gpu=h100 gpus=8 nodes=256."),
         (["cluster=box", "gpu=h100", "gpus=64"], "try nodes=8"),
     ],
 )

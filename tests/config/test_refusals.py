@@ -53,6 +53,11 @@ NODE, RACK, LORA = (
             "space.offload=[optimizer] space.offload={optimizer:0.5}",
             "must be a list or a mapping, as the value before it; try null before it",
         ),
+        (
+            "training.seq_len=128",
+            "be at most model.max_seq_len=64; try 64, or model.max_seq_len=128",
+        ),
+        ("model.vocab_size=???", r"missing and has no default; try model.vocab_size=32000\."),
         ("training.global_batch_size=0x10", "must be a whole number; try 1"),
         ("space.offload={optimizer:2}", "space.offload.optimizer=2 must be a number from 0 to 1"),
         (

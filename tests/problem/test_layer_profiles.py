@@ -88,6 +88,12 @@ def test_what_was_not_measured_is_refused(
         (FORWARD_FILE, "forward_s", "seconds", "the column forward_s is missing"),
         (
             FORWARD_FILE,
+            "model,gpu,tp",
+            "model;gpu;tp",
+            "commas must divide its columns, not semicol",
+        ),
+        (
+            FORWARD_FILE,
             "0.002",
             "fast",
             "line 3: forward_s=fast must be a finite number of at least 0",

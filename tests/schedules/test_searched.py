@@ -54,5 +54,12 @@ def test_what_is_no_order_is_refused_with_the_closest_pass(change, words: str) -
     assert re.search(re.escape(words), sentence)
 
 
+def test_an_unknown_placement_is_refused() -> None:
+    """It was read as `loop`."""
+    code = order_code("loop", GOOD).replace("loop", "bla")
+    with pytest.raises(PlanError, match=r"placement='bla' must be loop or v; try loop\.$"):
+        find(code)
+
+
 def test_no_rule_is_called_like_an_order() -> None:
     assert not any(name.startswith("searched") for name in NAMES)
