@@ -9,17 +9,17 @@ everywhere,
 with equality where no maximum changes sides. The log of this is convex in z, so its tangent at any
 other point bounds log T(z) >= b + A z, too. Over what the budget allows,
 
-    min_z max_k b_k + A_k z   with   sum_i c_i exp(e_i z_i) <= B,   low <= z <= high
+    min_z b + A z   with   sum_i c_i exp(e_i z_i) <= B,   low <= z <= high
 
-has the dual max over weights w (of sum 1) and a price m >= 0 of
+has the dual max over a price m >= 0 of
 
-    w b + sum_i min over z_i of (w A)_i z_i + m c_i exp(e_i z_i)  -  m B,
+    b + sum_i min over z_i of A_i z_i + m c_i exp(e_i z_i)  -  m B,
 
-which is a bound for *any* w and m; at the best m money goes in the proportion slope over exponent.
-Tangents move to where the bound is lowest until it rises no more.
+which is a bound for *any* m; at the best m money goes in the proportion slope over exponent.
+Tangents move to where the bound is lowest until it hardly rises. Mixtures of several points' lines
+bound no better (`docs/what-did-not-help.md`).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,8 +35,6 @@ ALL_SPENT = 1.0 - 1e-9
 """Share of the money from which it limits the knobs, below rounding."""
 TINY = 1e-300
 """Keeps quotients finite."""
-NO_GAIN = 1e-9
-"""Log seconds by which mixtures of lines must be able to raise a bound."""
 
 
 class Spent(NamedTuple):
@@ -179,52 +177,3 @@ def log_tangents(
     tangents = -parts / total[..., None]
     at_zero = heights + np.log(total) - (tangents * at).sum(-1)
     return Lines(at_zero, tangents)
-
-
-def dual_bound(
-    knobs: Knobs,
-    lines: Lines,
-    money: float,
-) -> Bound:
-    """Return the largest bound of mixtures of K lines."""
-    heights, slopes = lines
-
-    def bound(weights: Array) -> Bound:
-        mixed = weights @ slopes
-        budget = np.array([money])
-        least, points = knobs.spend(mixed[None], budget)
-        value = weights @ heights + least[0]
-        return Bound(float(value), points[0])
-
-    def negative(weights: Array) -> tuple[float, Array]:
-        whole = max(weights.sum(), 1e-12)
-        found = bound(weights / whole)
-        along = heights + slopes @ found.z
-        return -found.value, -(along - along @ weights / whole) / whole
-
-    every = np.full(len(heights), money)
-    alone = heights + knobs.spend(slopes, every).value
-    first = int(alone.argmax())
-    only_first = np.eye(len(heights))[first]
-    single = bound(only_first)
-    along = heights + slopes @ single.z
-    gain = along.max() - along[first]
-    if not np.isfinite(single.value) or gain <= NO_GAIN:
-        return single
-    start = (only_first + 1.0 / len(heights)) / 2
-    found = np.nan_to_num(_least_weights(negative, start))
-    best = np.clip(found, 0.0, 1.0)
-    mixed = bound(best / max(best.sum(), 1e-12))
-    return max(mixed, single, key=lambda found: found.value)
-
-
-def _least_weights(value: Callable[[Array], tuple[float, Array]], start: Array) -> Array:
-    """Minimise a function with its gradient over weights from 0 to 1 of sum 1."""
-    from scipy.optimize import minimize
-
-    whole = {"type": "eq", "fun": lambda weights: weights.sum() - 1.0, "jac": np.ones_like}
-    arguments = {"jac": True, "method": "SLSQP", "constraints": whole}
-    arguments["bounds"] = [(0.0, 1.0)] * len(start)
-    arguments["options"] = {"maxiter": 100, "ftol": NO_GAIN}
-    found = minimize(value, start, **arguments)
-    return found.x

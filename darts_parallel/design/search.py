@@ -16,7 +16,7 @@ import numpy as np
 
 from darts_parallel.config import require
 from darts_parallel.cost import Array, Index
-from darts_parallel.design.bound import ROUNDS, Bound, Lines, dual_bound, log_tangents
+from darts_parallel.design.bound import ROUNDS, Bound, Lines, log_tangents
 from darts_parallel.design.figures import MEMORY, figure_of, sense
 from darts_parallel.design.pricing import Priced, Pricing
 from darts_parallel.design.request import Design, Option
@@ -31,8 +31,6 @@ SLACK = 1e-9
 """Share by which more memory is bought than a plan needs, against rounding."""
 PAID = 1.0 + 1e-12
 """Factor of a budget up to which it is kept, above rounding."""
-SETTLED = 0.002
-"""Largest move, in log goodness, at which tangents have settled."""
 ByKnob = dict[str, float]
 """A figure of every knob by its name."""
 
@@ -116,66 +114,30 @@ class Branch:
     def lowest(self, budget: float, limit: float) -> Bound:
         """Return the lowest bound that any combination of plans has, and where it is.
 
-        Points bound a plan one by one while it is below a limit, together only where it may be the
-        lowest.
+        The slopes at every point bound all combinations. Their tangents move to where the last ones
+        are lowest, `ROUNDS` times.
+
+        Args:
+            limit: Combinations whose bound reaches this are not looked at further.
         """
         money = budget - self.option.fixed - self.memory
         least = self.knobs.cost(self.knobs.low).sum()
         bounds = np.where(money < least, inf, -inf)
-        for point in range(len(self.points)):
-            self._raise_bounds(bounds, point, money, limit)
-        points: dict[int, Array] = {}
-        while np.isfinite(bounds.min()):
-            row = int(bounds.argmin())
-            if row in points:
-                return Bound(float(bounds[row]), points[row])
-            found = self._together(row, float(money[row]))
-            points[row] = found.z
-            bounds[row] = max(found.value, bounds[row])
-        return Bound(inf, self.points[0])
-
-    def _raise_bounds(
-        self,
-        bounds: Array,
-        point: int,
-        money: Array,
-        limit: float,
-    ) -> None:
-        """Raise the bounds of combinations below a limit by the slopes at one point, in place."""
-        at = np.tile(self.points[point], (len(money), 1))
-        for turn in range(ROUNDS):
-            rows = np.flatnonzero(bounds < limit)
-            lines = self.lines(point, rows, at[rows])
-            spent = self.knobs.spend(lines.slopes, money[rows])
-            value = lines.heights + spent.value
-            bounds[rows] = np.maximum(bounds[rows], value)
-            damping = self.damping if turn else 1.0
-            at[rows] += damping * (spent.z - at[rows])
-
-    def _together(self, row: int, money: float) -> Bound:
-        """Return the bound of one combination by all points, and where it is reached."""
-        best, at = self._bound_by_all(row, self.points, money)
-        for _ in range(ROUNDS - 1):
-            same = [at] * len(self.points)
-            found = self._bound_by_all(row, same, money)
-            best = max(found.value, best)
-            move = self.damping * (found.z - at)
-            at = at + move
-            if np.abs(move).max(initial=0.0) < SETTLED:
-                break
-        return Bound(best, at)
-
-    def _bound_by_all(
-        self,
-        row: int,
-        at: Sequence[Array],
-        money: float,
-    ) -> Bound:
-        """Return the bound by the tangents of all points, each at its own place."""
-        rows = np.array([row])
-        tangents = [self.lines(point, rows, z) for point, z in enumerate(at)]
-        lines = Lines(*map(np.concatenate, zip(*tangents, strict=True)))
-        return dual_bound(self.knobs, lines, money)
+        z = np.zeros((len(money), len(self.knobs)))
+        for point, begin in enumerate(self.points):
+            at = np.tile(begin, (len(money), 1))
+            for turn in range(ROUNDS):
+                rows = np.flatnonzero(bounds < limit)
+                lines = self.lines(point, rows, at[rows])
+                spent = self.knobs.spend(lines.slopes, money[rows])
+                value = lines.heights + spent.value
+                raised = value > bounds[rows]
+                bounds[rows[raised]] = value[raised]
+                z[rows[raised]] = spent.z[raised]
+                damping = self.damping if turn else 1.0
+                at[rows] += damping * (spent.z - at[rows])
+        row = int(bounds.argmin())
+        return Bound(float(bounds[row]), z[row])
 
 
 def _combinations(sizes: list[int]) -> Index:

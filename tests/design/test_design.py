@@ -24,7 +24,7 @@ from darts_parallel.design import (
     scaled_config,
     upgrades,
 )
-from darts_parallel.design.bound import Array, Knobs, Lines, dual_bound, log_tangents
+from darts_parallel.design.bound import Array, Knobs, log_tangents
 from darts_parallel.design.figures import Factor, sense
 from darts_parallel.design.pricing import Pricing, _Factors
 from darts_parallel.problem import Problem, load_problem
@@ -103,22 +103,22 @@ def test_plans_are_convex_and_fall_with_goodness_by_exact_slopes(
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_dual_is_the_least_value_of_the_tangents(seed: int) -> None:
+def test_money_is_spent_where_a_line_is_lowest(seed: int) -> None:
     """Random lines of two knobs, against a grid of all that the money buys."""
     rng = np.random.default_rng(seed)
     price, exponent = rng.uniform(2.0, 6.0, 2), rng.uniform(0.7, 1.5, 2)
     low, high = rng.uniform(-1.5, -0.5, 2), rng.uniform(0.5, 1.5, 2)
     knobs = Knobs(("a", "b"), price, exponent, low, high, np.ones(2))
     slopes = -rng.uniform(0.0, 1.0, (3, 2)) * rng.integers(0, 2, (3, 2))
-    lines = Lines(rng.uniform(-0.2, 0.2, 3), slopes)
-    money = knobs.cost(low).sum() * rng.uniform(1.1, 4.0)
-    bound, point = dual_bound(knobs, lines, money)
+    money = knobs.cost(low).sum() * rng.uniform(1.1, 4.0, 3)
+    spent = knobs.spend(slopes, money)
     axes = [np.linspace(*ends, 401) for ends in zip(low, high, strict=True)]
     z = np.array(list(product(*axes)))
-    payable = z[knobs.cost(z).sum(1) <= money]
-    least = (lines.heights + payable @ lines.slopes.T).max(1).min()
-    assert least - 1e-2 <= bound <= least + 1e-9
-    assert knobs.cost(point).sum() <= money * (1 + 1e-9)
+    payable = knobs.cost(z).sum(1)[:, None] <= money
+    least = np.where(payable, z @ slopes.T, np.inf).min(0)
+    assert (least - 1e-2 <= spent.value).all()
+    assert (spent.value <= least + 1e-9).all()
+    assert (knobs.cost(spent.z).sum(1) <= money * (1 + 1e-9)).all()
 
 
 def test_knobs_multiply_in_every_node_group_that_they_name() -> None:
@@ -149,17 +149,19 @@ def test_money_that_nearly_buys_the_most_bounds_what_it_buys_from_below() -> Non
     assert spent.value <= (slopes * spent.z).sum()
 
 
-def test_tangents_one_by_one_bound_nearly_as_well_as_all_together(
-    solved: tuple[Designer, Answer],
+def test_tangents_that_move_bound_more_tightly(
+    solved: tuple[Designer, Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    designer, _ = solved
+    designer, answer = solved
     (branch,), budget = designer.branches, designer.design.budget
-    money = budget - branch.option.fixed - branch.memory
-    alone = np.where(money < branch.knobs.cost(branch.knobs.low).sum(), np.inf, -np.inf)
-    branch._raise_bounds(alone, 0, money, np.inf)
-    for row in np.flatnonzero(np.isfinite(alone)):
-        together = branch._together(int(row), float(money[row])).value
-        assert together - 0.02 <= alone[row] <= together + 1e-9
+    known = branch.lowest(budget, np.inf)
+    assert known.value == pytest.approx(answer.log_bound, abs=designer.design.tolerance)
+    assert branch.knobs.cost(known.z).sum() <= budget
+    monkeypatch.setattr(branch, "points", branch.points[:1])
+    moved = branch.lowest(budget, np.inf)
+    assert moved.value <= known.value
+    monkeypatch.setattr("darts_parallel.design.search.ROUNDS", 1)
+    assert branch.lowest(budget, np.inf).value < moved.value - 0.01
 
 
 @pytest.mark.parametrize("twice", [False, True])
