@@ -1,14 +1,16 @@
-"""Polish the plans of a search: by moves, and by the exact solver's segment programs.
+"""Polish the plans of a search: by moves, and by the exact solver's programs.
 
 The descent chooses pipeline degree and number of micro-batches, and how the layers differ. Inside a
 pipeline configuration the label-setting programs of the exact planner often end in a fraction of a
-second, where moves of single layers and stages take many rounds. Programs that would not end stop
+second, where moves of single layers and stages take many rounds. In a uniform space the best stages
+of every strategy are enumerated. Programs that would not end stop
 after a number of labels, not after a time, so that equal seeds keep giving equal plans.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -17,6 +19,7 @@ from darts_parallel.cost import COST_TOLERANCE, CostTable, PricedPlan
 from darts_parallel.exact import (
     DeadlineError,
     OuterChoiceSolver,
+    find_uniform_plan,
 )
 from darts_parallel.gradient.polishing import plan_key, polish
 from darts_parallel.gradient.pool import PlanPool
@@ -116,7 +119,10 @@ class _PoolPolisher:
         return float(self.bounds[number][outer])
 
     def by_programs(self) -> None:
-        """Solve the finalists' configurations while labels are left."""
+        """Solve the finalists' configurations while labels are left; in a uniform space, the best ones."""
+        if self.space_kind == "uniform":
+            self._enumerate()
+            return
         work = Work(self.config.polish_labels, self.stop)
         solved = set()
         for entry in self.pool.top(FINALISTS):
@@ -124,6 +130,19 @@ class _PoolPolisher:
                 return
             if entry.outer not in solved and self._solved(entry, work):
                 solved.add(entry.outer)
+
+    def _enumerate(self) -> None:
+        """Find the best stages of every strategy, in the best pipeline configurations."""
+        for entry in self.pool.by_outer()[:POLISH_STARTS]:
+            table = self.pool.tables[entry.table]
+            if table.pipeline.simulated or self._bound(entry) > self.pool.best_time:
+                continue
+            left = self.config.max_seconds - self.pool.clock.seconds
+            outer = table.select([entry.outer[1]])
+            found = find_uniform_plan([outer], self.pool.best_time, time.monotonic() + left).best
+            if found is not None:
+                plan = replace(found.plan, outer=entry.plan.outer)
+                self.pool.add(entry.table, plan)
 
     def improve(self, entry: PricedPlan) -> None:
         """Descend from a plan by moves."""

@@ -16,6 +16,7 @@ from darts_parallel.exact.bounds import outer_lower_bounds
 from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.outer_choice import OuterChoiceSolver
 from darts_parallel.exact.result import DeadlineError
+from darts_parallel.exact.uniform import find_uniform_plan
 from darts_parallel.gradient import polishing, pool_polishing
 from darts_parallel.gradient.polishing import _adopt, _every_run, _runs, polish, repartitioned
 from darts_parallel.gradient.pool import PlanPool
@@ -334,3 +335,17 @@ def test_nothing_is_polished_after_the_deadline(simulated: bool) -> None:
     assert pool.best_time == before
     # each plan that was to be polished is priced once more
     assert pool.evaluated - evaluated <= 5
+
+
+@pytest.mark.parametrize("seed", [5, 19, 20, 23, 26, 28, 35])
+def test_a_uniform_space_gets_the_best_stages_of_every_strategy(seed: int) -> None:
+    """Moves alone end up to 20 % above the optimum here; Llama 3 8B on L40S was 4.5 % above it."""
+    table = random_table(seed, pp=3, num_layers=16, tightness=0.65)
+    pool = PlanPool([table], "uniform")
+    pool.add(0, even_uniform_plans(table))
+    bounds = [outer_lower_bounds(table, "uniform")]
+    assert polish_pool(pool, "uniform", SearchConfig(), hurry=False, bounds=bounds) is None
+    known = sorted({entry.outer[1] for entry in pool.by_outer()})
+    best = find_uniform_plan([table.select(known)]).best
+    assert best is not None
+    assert pool.best_time == pytest.approx(best.time, rel=1e-12)
