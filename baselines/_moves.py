@@ -10,6 +10,7 @@ from baselines._planner import Incumbent
 from darts_parallel.cost import (
     CostTable,
     HardPlans,
+    Rows,
     even_uniform_plans,
     float_tensor,
     lightest_plans,
@@ -28,7 +29,7 @@ MAX_RUNS = 6
 
 
 @dataclass(frozen=True)
-class Chains:
+class Chains(Rows):
     """Hold N plans; all fields integer.
 
     `table` (N,): number of the table; `outer` (N,): its row; `choices` (N, L): strategy of every
@@ -40,13 +41,6 @@ class Chains:
     outer: Tensor
     choices: Tensor
     first_layers: Tensor
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def __getitem__(self, index: Tensor | slice) -> "Chains":
-        rows = [values[index] for values in vars(self).values()]
-        return Chains(*rows)
 
     def where(
         self,
@@ -67,12 +61,6 @@ class Chains:
         pairs = zip(own, vars(other).values(), strict=True)
         mixed = [mine.index_copy(0, index, theirs) for mine, theirs in pairs]
         return Chains(*mixed)
-
-    @staticmethod
-    def concatenate(parts: "list[Chains]") -> "Chains":
-        """Return all plans of `parts`, in order."""
-        columns = zip(*(vars(part).values() for part in parts), strict=True)
-        return Chains(*map(torch.cat, columns))
 
 
 class PlanSpace:

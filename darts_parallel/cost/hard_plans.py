@@ -8,12 +8,13 @@ from torch import Tensor
 
 from darts_parallel.cost.cost_table import CostTable, Tables
 from darts_parallel.cost.host_memory import OffloadedPlans
+from darts_parallel.cost.rows import Rows
 from darts_parallel.plans import Plan
 from darts_parallel.schedules import find
 
 
 @dataclass(frozen=True)
-class HardPlans:
+class HardPlans(Rows):
     """B hard plans of one table, all integer."""
 
     outer: Tensor
@@ -23,22 +24,10 @@ class HardPlans:
     first_layers: Tensor
     """First layer of every stage in the order of layers, rising from 0, `(B, K)`."""
 
-    def __getitem__(self, index: Tensor | slice) -> "HardPlans":
-        return HardPlans(self.outer[index], self.choices[index], self.first_layers[index])
-
-    def __len__(self) -> int:
-        return len(self.outer)
-
     @staticmethod
     def one(outer: int, choices: Sequence[int], first_layers: Sequence[int]) -> "HardPlans":
         """Return a batch of one plan."""
         return HardPlans(*(torch.tensor([own]) for own in (outer, choices, first_layers)))
-
-    @staticmethod
-    def concatenate(parts: list["HardPlans"]) -> "HardPlans":
-        """Return all plans of `parts`, in order."""
-        columns = zip(*(vars(part).values() for part in parts), strict=True)
-        return HardPlans(*map(torch.cat, columns))
 
     def repeated(self, count: int) -> "HardPlans":
         """Return the one plan `count` times."""

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.cost.pipeline import PipelineModel
+from darts_parallel.cost.rows import Rows
 from darts_parallel.cost.schedule_graph import (
     NOTHING,
     ROWS_PER_STAGE,
@@ -37,7 +38,7 @@ MAX_NUMBERS = 2**22
 
 
 @dataclass(frozen=True)
-class PassSeconds:
+class PassSeconds(Rows):
     """Seconds of one micro-batch on every stage, for B plans; `Schedule.devices` names the devices."""
 
     forward: Tensor
@@ -48,9 +49,6 @@ class PassSeconds:
     """The part of `backward` that only the optimizer waits for, `(B, S)`."""
     message: Tensor
     """From a stage to the next, one way; devices compute meanwhile, `(B, S - 1)`."""
-
-    def __getitem__(self, index: Tensor | slice) -> "PassSeconds":
-        return PassSeconds(*(seconds[index] for seconds in vars(self).values()))
 
     def blocking(self) -> "PassSeconds":
         """Add messages to the passes of the later stage, which they occupy in both directions."""

@@ -19,6 +19,7 @@ from darts_parallel.cost import (
     Criticalities,
     HardPlans,
     PassSeconds,
+    Rows,
     TableReading,
     evaluate_batch,
     pass_seconds,
@@ -139,7 +140,7 @@ class MoveEvaluator:
 
     def _bounds(self, plans: "_Priced", *, newest: bool = False) -> Tensor:
         """Bound the seconds of plans, `(B,)`, by all paths of their configurations or the newest."""
-        result = torch.zeros(len(plans.outer), dtype=torch.float64)
+        result = torch.zeros(len(plans), dtype=torch.float64)
         for outer, paths in self.paths.items():
             rows = torch.nonzero(plans.outer == outer).squeeze(1)
             some = plans[rows]
@@ -151,7 +152,7 @@ class MoveEvaluator:
 
 
 @dataclass(frozen=True)
-class _Priced:
+class _Priced(Rows):
     """Passes and other seconds of B plans, which a simulation and a path read."""
 
     outer: Tensor
@@ -165,6 +166,3 @@ class _Priced:
         inside, across = reading.between
         passes = pass_seconds(table, plans, (inside[rows], across[rows]))
         return _Priced(plans.outer, passes, reading.sync[rows], reading.per_iteration[rows])
-
-    def __getitem__(self, rows: Tensor) -> "_Priced":
-        return _Priced(*(values[rows] for values in vars(self).values()))
