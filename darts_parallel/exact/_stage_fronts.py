@@ -102,29 +102,6 @@ class SegmentTrie:
         return SegmentTrie(node, np.array(parent), np.array(example))
 
 
-def pareto_by_layout(values: Array, layout: Index) -> Index:
-    """Return the rows that no other row of the same layout dominates, rising."""
-    kept = [np.zeros(0, dtype=np.int64)]
-    for one in np.unique(layout):
-        group = np.flatnonzero(layout == one)
-        kept.append(group[pareto(values[group])])
-    return np.sort(np.concatenate(kept))
-
-
-def useful_choices(costs: OuterCosts) -> list[Index]:
-    """Return the strategies of every layer that no other of the same layout beats in everything."""
-    found: dict[int, Index] = {}
-    # a strategy that a kind cannot run replaces none that it can
-    refused = ~costs.kind_allowed * 1.0
-    for layer, kind in enumerate(costs.layer_class.tolist()):
-        if kind not in found:
-            rows = [costs.time[:, layer], costs.sync[:, layer], refused]
-            for values in (costs.per_iteration, costs.static, costs.activation, costs.working):
-                rows.append(values[None, layer])
-            found[kind] = pareto_by_layout(np.concatenate(rows).T, costs.layout)
-    return [found[kind] for kind in costs.layer_class.tolist()]
-
-
 class NodePenalties(NamedTuple):
     """Layout penalties before and inside every node, `(nodes, Y, Y)`."""
 
@@ -134,14 +111,12 @@ class NodePenalties(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerStructure:
-    """Segments and strategies of one outer choice, whatever the limit on its seconds."""
+    """Segments of one outer choice, whatever the limit on its seconds."""
 
     costs: OuterCosts
     trie: SegmentTrie
     groups: NodeGroups
     """Its segments by node."""
-    choices: list[Index]
-    """Useful strategies of every layer."""
     _entered: dict[int, NodePenalties] = field(default_factory=dict)
     _forms: dict[int, LabelForms] = field(default_factory=dict)
 
@@ -149,7 +124,7 @@ class LayerStructure:
     def build(costs: OuterCosts) -> "LayerStructure":
         """Find them."""
         trie = SegmentTrie.build(costs)
-        return LayerStructure(costs, trie, NodeGroups.of(trie.node), useful_choices(costs))
+        return LayerStructure(costs, trie, NodeGroups.of(trie.node))
 
     def forms(self, signature: int) -> LabelForms:
         """Return what is limited on the stages of a signature."""
@@ -197,7 +172,6 @@ class LayerwiseFronts:
         self.costs = costs
         self._check = check
         self.trie = structure.trie
-        self.choices = structure.choices
         self.labels_made = 0
         signatures, self.of_stage = costs.stage_signatures
         self._labels: list[dict[int, Labels]] = [{} for _ in signatures]
@@ -270,8 +244,7 @@ class LayerwiseFronts:
         """Return all labels with one more layer."""
         costs = self.costs
         kind = growth.kind
-        choice = self.choices[layer]
-        choice = choice[costs.kind_allowed[kind, choice]]
+        choice = np.flatnonzero(costs.kind_allowed[kind])
         added = _layer_values(costs, growth, layer, choice)
         layout = costs.layout[choice]
         size = len(choice)
@@ -416,6 +389,8 @@ class StagewiseFronts:
         self._check = check
         every = np.arange(len(costs.layout))
         self._sums = SegmentSums(costs, every[:, None])
+        layouts = np.arange(costs.p2p.shape[-1])
+        self._apart = np.where(layouts == layouts[:, None], 0.0, np.inf)
         self.labels_made = 0
         self.of_stage = costs.stage_signatures[1]
         self._known: dict[tuple[int, int, int], Front | None] = {}
@@ -451,7 +426,7 @@ class StagewiseFronts:
         columns = (sums.seconds(*place), sums.per_iteration(first, end), sums.sync(*place))
         values = np.stack(columns, axis=1)[fits]
         # equal layouts are interchangeable at the boundaries, others are all kept
-        chosen = pareto_by_layout(values, costs.layout[fits])
+        chosen = pareto(values, costs.layout[fits], self._apart, paid=values.shape[1])
         if not len(chosen):
             return None
         strategies = fits[chosen]

@@ -11,7 +11,7 @@ Stage k      t[k]      = sum of time[l, c[l]] and reshard[l, c[l], c[l+1]] insid
 Objective    min  sum_k t[k] + (m - 1) max_k t[k] + max_k g[k] + sum_k o[k]     -> `evaluate_batch`
 Subject to   memory: sum of static[l, c[l]] + in_flight[k] activation[l, c[l]], and the largest
                          working[l, c[l]], at most capacity[k]      -> `LabelForms`, `StagewiseFronts`
-             legality: kind_allowed of the stage's devices          -> `useful_choices`
+             legality: kind_allowed of the stage's devices          -> `LayerwiseFronts`
              fusion: no stage begins at a fused layer               -> `StageSegments`
              space: layerwise: any c; stagewise: c equal inside a stage (`StagewiseFronts`);
                          uniform: c equal everywhere                -> `find_uniform_plan`

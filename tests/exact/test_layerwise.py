@@ -12,7 +12,7 @@ from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import evaluate, evaluate_batch
 from darts_parallel.cost.stage_costs import OuterCosts
 from darts_parallel.exact._pareto import pareto
-from darts_parallel.exact._stage_fronts import StagewiseFronts, pareto_by_layout
+from darts_parallel.exact._stage_fronts import StagewiseFronts
 from darts_parallel.exact.enumeration import brute_force
 from darts_parallel.exact.layerwise import find_layerwise_plan
 from darts_parallel.exact.result import DeadlineError
@@ -198,7 +198,9 @@ def test_a_slow_boundary_counts_before_and_after_a_stage(seed: int) -> None:
 
 def test_strategies_are_compared_within_their_layout() -> None:
     values = np.array([[2.0, 2.0], [1.0, 1.0], [3.0, 0.5], [5.0, 5.0]])
-    assert pareto_by_layout(values, np.array([0, 0, 0, 1])).tolist() == [1, 2, 3]
+    apart = np.array([[0.0, np.inf], [np.inf, 0.0]])
+    kept = pareto(values, np.array([0, 0, 0, 1]), apart, paid=2)
+    assert sorted(kept.tolist()) == [1, 2, 3]
 
 
 def test_every_front_of_a_stage_asks_whether_the_time_is_over() -> None:
