@@ -79,7 +79,9 @@ class FlagParser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Refuse the flags in one sentence."""
-        ways = "keys without dashes, such as tp=4, or --help, which lists the flags"
+        flag = re.search(r"--([\w-]+)[ =]([^\s-]\S*)", message)
+        near = f"{flag[1]}={flag[2]}" if flag else "tp=4"
+        ways = f"keys without dashes, such as {near}, or --help, which lists the flags"
         raise ConfigError(f"{message}; try {ways}.")
 
 

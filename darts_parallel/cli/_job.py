@@ -2,11 +2,10 @@
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from math import inf
 from pathlib import Path
 
@@ -206,10 +205,10 @@ class Job(Watcher):
             pins = ", ".join(space.pins)
             word = "fastest" if self._seconds(plan) < inf else "lightest"
             yield f"assumed: the {word} {space.kind} plan with {pins}, whatever its risk"
-            pairs = zip(plan.chunk_of_layer, problem.model.layers, strict=True)
-            counts = Counter(chunk for chunk, layer in pairs if "." in layer.name)
-            equal = groupby(counts[chunk] for chunk in range(plan.num_chunks))
-            runs = [(count, len(list(run))) for count, run in equal]
+            names = problem.model.layer_names
+            chunks = (names[first:end] for first, end in pairwise(plan.boundaries))
+            counts = groupby(sum("." in name for name in chunk) for chunk in chunks)
+            runs = [(count, len(list(run))) for count, run in counts]
             if len(runs) > 1:
                 blocks = ", ".join(f"{n} × {count}" if n > 1 else str(count) for count, n in runs)
                 yield f"assumed: {blocks} blocks in the stages; for others edit stages in plan.json"

@@ -310,7 +310,7 @@ def _said(config: Any, found: Entries, model: Any) -> Entries:
     if not found["learned_positions"]:
         rotary = getattr(config, "rope_parameters", None) or {}
         said["rotary_base"] = rotary.get("rope_theta")
-        longest = getattr(config, "max_position_embeddings", None)
+        longest = _value_of(config, "max_seq_len")
         said["max_seq_len"] = min(longest or MAX_SIZE, MAX_SIZE)
     if found.get("num_experts"):
         said |= _routing(config, found["num_experts"], model)

@@ -91,7 +91,7 @@ def config_sentence(
     """Return one sentence for an error of the configuration libraries about keys of a dataclass."""
     text = " ".join(str(error).split())
     if isinstance(error, OverrideParseException):
-        way_out = "try key=value, with quotes around other signs"
+        way_out = "try key=value, with quotes around other signs, or --help for the commands"
         return f"the override {error.override} cannot be read; {way_out}."
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _unknown_option(error.missing_cfg_file, error.options)
@@ -120,8 +120,12 @@ def _unknown_option(config: str, options: Sequence[str] | None) -> str:
     if group.startswith("model/"):
         # a name of the Hugging Face hub, owner/name
         group, name = "model", config.removeprefix("model/")
+    gpu, _, size = name.rpartition("_")
+    nodes, _, gpus = size.partition("x")
     if name.endswith(".json"):
         near = f"model=hf model.path={name}"
+    elif gpus and gpu in group_names("device"):
+        near = f"cluster=box gpu={gpu} gpus={gpus} nodes={nodes}"
     else:
         near += others.get(group, "")
     group = group or "--config-name"

@@ -84,7 +84,9 @@ class Lack:
 
     def sentence(self, facts: Mapping[str, Any]) -> str:
         """Return the settings with their values and the reason, as one clause."""
-        first, *others = (f"{key}={as_yaml(facts[key])}" for key in self.when)
+        first, *others = (
+            FACT_WORDS.get(key, f"{key}={{}}").format(as_yaml(facts[key])) for key in self.when
+        )
         beside = f" with {' and '.join(others)}" if others else ""
         return f"{first}{beside}, {self.why}"
 
@@ -169,3 +171,7 @@ def read_yaml(path: Path) -> Any:
     """Return the content of a YAML file of the package; by libyaml, where PyYAML has it."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return yaml.load(path.read_text(encoding="utf-8"), loader)  # type: ignore[no-untyped-call]
+
+
+FACT_WORDS = read_yaml(Path(__file__).with_suffix(".yaml"))
+"""Words for facts of a job that are no keys of the configuration."""

@@ -1,6 +1,7 @@
 """The plans that need the least memory."""
 
 from bisect import bisect_right
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -16,12 +17,15 @@ BISECTIONS = 30
 
 
 def lightest_plans(tables: Tables, space_kind: str) -> list[HardPlans]:
-    """Return for every outer choice a plan of nearly the smallest peak memory.
+    """Return for every outer choice plans of nearly the smallest peak memory.
 
     Layer-wise, each layer takes its lightest strategy for its stage. Uniform, all layers share the
-    strategy that is lightest in sum. Stage-wise there are two plans: the uniform one, and one in
-    which the layers of a stage share a strategy. Stages are filled to an equal share of their
-    capacity, found by bisection.
+    strategy that is lightest in sum. Stage-wise there are both the uniform plan and one in which the
+    layers of a stage share a strategy. Stages are filled to an equal share of their capacity, found by
+    bisection.
+
+    A stage needs the working bytes of its largest layer alone. There is a plan in which half of those
+    of each layer count, and one in which an average layer counts once: ZeRO-3 gathers alike layers.
     """
     kinds = ("uniform", "stagewise") if space_kind == "stagewise" else (space_kind,)
     free = [without_offloadable_memory(table) for table in tables]
@@ -32,10 +36,11 @@ def _lightest(table: CostTable, space_kind: str) -> HardPlans:
     units = unit_starts(table.fused_to_previous)
     layers = torch.arange(table.num_layers)
     plans = []
-    for outer in range(table.num_outer):
-        if not table.allowed[outer].any():
-            continue
-        size, choice = _lightest_strategies(_needed_bytes(table, outer, space_kind), space_kind)
+    shares = (0.5, table.num_stages / table.num_layers)
+    legal = torch.nonzero(table.allowed.any(1)).squeeze(1)
+    for outer, share in product(legal.tolist(), shares):
+        needed = _needed_bytes(table, outer, space_kind, share)
+        size, choice = _lightest_strategies(needed, space_kind)
         starts = units[_fill(_unit_sums(size, table), table.stage_capacity)]
         stages = torch.searchsorted(starts, layers, right=True) - 1
         chosen = choice[stages, layers]
@@ -43,14 +48,15 @@ def _lightest(table: CostTable, space_kind: str) -> HardPlans:
     return HardPlans.concatenate(plans)
 
 
-def _needed_bytes(table: CostTable, outer: int, space_kind: str) -> Tensor:
+def _needed_bytes(table: CostTable, outer: int, space_kind: str, share: float) -> Tensor:
     """Return the bytes of every layer and strategy on every stage, `(K, L, C)`; infinite where illegal.
 
-    Half of the working bytes count: a stage needs them of its largest layer alone.
+    Args:
+        share: Of the working bytes that counts, since a stage needs them of its largest layer alone.
     """
     in_flight = table.in_flight[outer].view(-1, 1, 1)
     needed = kept_bytes(table.static[outer], table.activation[outer], in_flight)
-    needed = needed + table.working[outer] / 2
+    needed = needed + share * table.working[outer]
     legal = table.runnable
     if space_kind == "uniform":
         legal = legal.all(0, keepdim=True)

@@ -151,10 +151,11 @@ class _Ranking:
         return self.plans[-1].time
 
     def add(self, plan: PricedPlan) -> None:
-        """Put a plan in its place."""
-        plans = [*self.plans, plan]
-        plans.sort(key=lambda known: known.time)
-        self.plans = plans[: self.count]
+        """Put a plan in its place; of a configuration only the fastest plan stays."""
+        plans = sorted([*self.plans, plan], key=lambda known: known.time)
+        names = [(known.outer, int(known.plan.choices[0, 0])) for known in plans]
+        fastest = [known for i, known in enumerate(plans) if names[i] not in names[:i]]
+        self.plans = fastest[: self.count]
 
 
 def _rank_interleaved(

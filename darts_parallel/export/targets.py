@@ -61,7 +61,7 @@ def _express(job: Request) -> Exported:
             raise job.refuse(
                 f"model={config.name} has {words} (model.{key}={getattr(config, key)}), which no file "
                 "written for it has",
-                f"export={_trainer_with_parts(config)}",
+                f"export={_trainer_with_parts(config)}, or trainer=none for a plan without files",
             )
     if job.half_blocks and not job.trainer.half_blocks:
         raise job.refuse(

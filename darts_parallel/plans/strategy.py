@@ -171,8 +171,8 @@ class Plan:
             )
         if bounds[-1] != len(self.layers):
             raise PlanError(
-                f"plan: stages end at layer {bounds[-1]}, which must be the number of layers; "
-                f"try {len(self.layers)}."
+                f"plan: stages end at layer {bounds[-1]}, and layers lists {len(self.layers)}, which must "
+                f"be as many; try stages up to {len(self.layers)}, or {bounds[-1]} layers."
             )
 
     @property

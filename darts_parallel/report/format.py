@@ -55,18 +55,18 @@ def kind_counts(kinds: Sequence[str]) -> str:
     return f" ({counts})" if len(found) > 1 else ""
 
 
-MOST_RANGES = 4
-"""Ranges up to which all are named: more would leave no room for the other columns of a table."""
+WIDEST_RANGES = 16
+"""Characters of ranges up to which all are named: more would leave no room for other columns."""
 
 
 def rank_ranges(ranks: Sequence[int]) -> str:
-    """Return ranks with consecutive ones joined, e.g. `0-3`, `4-7,0-3` or `1,3,…,31`."""
+    """Return ranks with consecutive ones joined, e.g. `0-3`, `4-7,0-3` or `1,…,31`."""
     labels = []
     for _, pairs in groupby(enumerate(ranks), key=lambda pair: pair[1] - pair[0]):
         run = [rank for _, rank in pairs]
         labels.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
-    if len(labels) > MOST_RANGES:
-        labels[2:-1] = "…"
+    if len(labels) > 2 and len(",".join(labels)) > WIDEST_RANGES:
+        labels[1:-1] = "…"
     return ",".join(labels)
 
 
@@ -75,6 +75,7 @@ TERM_WORDS = {
     "tensor_parallel": "tensor-parallel",
     "context_parallel": "context-parallel",
     "sharding": "sharding (ZeRO-2/3)",
+    "expert_parallel": "expert dispatch",
     "p2p_and_resharding": "p2p, resharding",
     "pipeline_bubble": "bubble",
     "gradient_sync": "gradient sync",

@@ -212,6 +212,10 @@ def test_encoders_decoders_and_hybrids() -> None:
     )
     assert (t5.num_layers, t5.num_encoder_layers, t5.relative_position_buckets) == (8, 6, 32)
     assert (t5.max_seq_len, t5.head_dim) == (MAX_SIZE, 64)
+    released = read("t5", num_decoder_layers=2, n_positions=512)
+    assert (
+        released.max_seq_len == 512
+    )  # its relative positions take more; nobody pre-trains it longer
     bert = read("bert")
     assert (bert.causal, bert.head_transform, bert.output_bias, bert.token_types) == (
         False,

@@ -56,7 +56,7 @@ def test_an_outer_choice_that_allows_nothing_has_no_lightest_plan() -> None:
     allowed = table.allowed.clone()
     allowed[1] = False
     (plans,) = lightest_plans([replace(table, allowed=allowed)], "layerwise")
-    assert plans.outer.tolist() == [0, 2]
+    assert set(plans.outer.tolist()) == {0, 2}
 
 
 @pytest.mark.parametrize("kind", ["uniform", "stagewise", "layerwise"])

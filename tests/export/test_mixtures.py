@@ -107,7 +107,7 @@ def test_a_frequency_reads_back_as_the_layers_it_names(name: str) -> None:
             "torchtitan",
             LayerStrategy(1, 64, 0, ep=4),
             1,
-            "ep_across_replicas=4, and its expert groups",
+            "ep=4 across replicas of the dense weights, and its expert groups",
         ),
         ("nanotron", LayerStrategy(1, 64, 1, ep=4), 1, "num_experts=8"),
     ],

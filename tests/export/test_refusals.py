@@ -67,7 +67,7 @@ REFUSED: list[tuple[str, LayerStrategy, dict[str, Any], str, str]] = [
         "galvatron",
         Z1,
         {},
-        "zero_stage=1 with copies=4, and Galvatron has no ZeRO-1",
+        "zero_stage=1 with 4 copies of the weights, and Galvatron has no ZeRO-1",
         "space.zero_stage=[0,3]",
     ),
     ("nanotron", LayerStrategy(1, 4), {"cp": 2}, "cp=2, and it cannot be written", "space.cp=1"),

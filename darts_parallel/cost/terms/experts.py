@@ -61,7 +61,10 @@ class ExpertTerm(CostTerm):
     repeated_with = "moe"
     formulas: ClassVar = {
         "experts": ("router, permutation, grouped products: forward + backward", SOURCE),
-        "expert_parallel": ("dispatch and combine: bytes of top_k copies / bandwidth", SOURCE),
+        "expert_parallel": (
+            "dispatch, combine: bytes of top_k copies / bandwidth; launches",
+            SOURCE,
+        ),
     }
 
     def present(self, layer: LayerSpec) -> bool:
