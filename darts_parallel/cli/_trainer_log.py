@@ -60,9 +60,8 @@ def read_log(path: str, problem: Problem) -> LogRun:
     steps = [value for value, label in found if label == found[0][1]]
     who = f"steps of {', '.join(log.name for log in known)}, and holds {len(steps)}"
     rule = f"hold at least {LEAST} {who}"
-    require(
-        len(steps) >= LEAST, f"tune.log={path}", rule, "the whole output of a run, as plain text"
-    )
+    near = "the whole output of a run, or tune.measured=FILE.csv for another trainer"
+    require(len(steps) >= LEAST, f"tune.log={path}", rule, near)
     _check_batch(path, known, text, problem)
     left_out = min(WARMUP, len(steps) // 2)
     seconds = _seconds(median(steps[left_out:]), printed[0].unit, problem)

@@ -11,7 +11,7 @@ from darts_parallel.errors import Amounts
 from darts_parallel.gradient.relaxation import Schedules
 from darts_parallel.gradient.relaxed_cost import RelaxedPlans, SurrogateCost
 from darts_parallel.gradient.restarts import RestartBatch
-from darts_parallel.plans import Plan
+from darts_parallel.plans import Plan, counted
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,11 @@ class SearchResult:
     """Reason for the method, one clause; empty where the user asked for it."""
     stages: tuple[PlanStage, ...] = ()
     """The plans of a descent but the chosen one, in the order in which they were made."""
+
+    def __str__(self) -> str:
+        """Return seconds and plan in one line; equal layers are counted."""
+        passes = f"pp {self.plan.pp} · {self.plan.num_micro_batches} micro-batches"
+        return f"{self.iteration_time_s:.4g} s · {passes} · {counted(self.plan.layers)}"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The strategy of a layer and the plan of a whole model; both frozen, both checked."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from numbers import Integral
@@ -110,6 +111,12 @@ class LayerStrategy:
             if bits < LOSSLESS:
                 parts.append(f"{letter}{bits}")
         return " ".join(parts)
+
+
+def counted(layers: Iterable[LayerStrategy]) -> str:
+    """Return how many layers have each strategy, e.g. `5 × tp1 z2, 2 × tp2 z2`, the most common first."""
+    found = Counter(layer.label() for layer in layers)
+    return ", ".join(f"{count} × {label}" for label, count in found.most_common())
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def kind_counts(kinds: Sequence[str]) -> str:
     return f" ({counts})" if len(found) > 1 else ""
 
 
-WIDEST_RANGES = 16
+WIDEST_RANGES = 12
 """Characters of ranges up to which all are named: more would leave no room for other columns."""
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from darts_parallel.cost import CostBreakdown
-from darts_parallel.plans import Plan
+from darts_parallel.plans import Plan, counted
 from darts_parallel.problem import memory_unit
 from darts_parallel.report.format import (
     kind_counts,
@@ -96,10 +96,8 @@ def _stage_line(outcome: Outcome, stage: int, every: bool) -> _StageLine:
     time = seconds(cost.stage_times_s[stage]) if cost.stage_times_s else ""
     cluster = outcome.problem.cluster.arranged(plan.node_order)
     device = "" if cluster.homogeneous else f" {cluster.stage_group(stage, plan.pp).device.name}"
-    labels = Counter(plan.layers[i].label() for i in layers)
-    strategies = ", ".join(f"{count} × {label}" for label, count in labels.most_common())
-    if every:
-        strategies = run_lengths([plan.layers[i] for i in layers])
+    words = run_lengths if every else counted
+    strategies = words([plan.layers[i] for i in layers])
     return _StageLine(device, tuple(kinds.items()), strategies, time)
 
 

@@ -1,4 +1,5 @@
 import json
+import re
 import time
 from dataclasses import replace
 from functools import cache
@@ -95,6 +96,11 @@ def test_equal_seeds_give_equal_plans(relaxation: str, toy_problem: Problem) -> 
     shown = repr(first)
     assert repr(first.plan) in shown
     assert len(shown) < len(repr(first.plan)) + 1000, "curves and other plans are not shown"
+    printed = str(first)
+    assert printed.startswith(f"{first.iteration_time_s:.4g} s · pp {first.plan.pp} · ")
+    counts = re.findall(r"(\d+) × tp", printed)
+    assert sum(map(int, counts)) == len(first.plan.layers)
+    assert len(printed) < 300
     assert [r.loss for r in first.history] != [r.loss for r in other.history]
 
 

@@ -68,6 +68,7 @@ def test_many_ranges_leave_room_for_the_other_columns() -> None:
     assert rank_ranges([*range(32, 320), *range(384, 704), 768]) == "32-319,…,768"
     assert rank_ranges([*range(192, 768), *range(832, 1984)]) == "192-767,832-1983"
     assert rank_ranges([0, 2, 4, 5, 7]) == "0,2,4-5,7"
+    assert rank_ranges([*range(1, 10), *range(12, 22), *range(24, 31)]) == "1-9,…,24-30"
 
 
 JOBS = {
