@@ -24,6 +24,16 @@ MAX_SIZE = 2**24
 model."""
 USUAL = {"training.global_batch_size": 512, "training.seq_len": 4096}
 """Values to try in place of one that is too small, where the least one helps nobody."""
+PEFT = {
+    "q_proj": "linear_qkv",
+    "k_proj": "linear_qkv",
+    "v_proj": "linear_qkv",
+    "o_proj": "linear_proj",
+    "gate_proj": "linear_fc1",
+    "up_proj": "linear_fc1",
+    "down_proj": "linear_fc2",
+}
+"""Products with adapters by the names of PEFT's `target_modules`."""
 MAX_PROCESSES = 256
 """More on one machine are a slip of the keyboard."""
 
@@ -147,7 +157,11 @@ def require_member(key: str, value: Any, members: tuple[Any, ...]) -> None:
 def member_sentence(key: str, value: Any, members: tuple[Any, ...]) -> str:
     """Return the sentence that names the members, and the one closest to a value of `key`."""
     names = ", ".join(map(as_yaml, members))
-    near = members[-value] if isinstance(value, bool) else closest(value, members)
+    near = (
+        members[-value]
+        if isinstance(value, bool)
+        else closest(PEFT.get(str(value), value), members)
+    )
     near = "null" if near == "None" else near
     return f"{key}={as_yaml(value)} must be one of {names}; try {near}."
 

@@ -29,7 +29,7 @@ def read_file(path: str) -> Imported:
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
     place = f"model.path={path}"
-    near = "a Hugging Face config.json"
+    near = "the path of a Hugging Face config.json on this machine"
     values = read_json(file, place, near, ConfigError)
     if not isinstance(values, dict):
         raise ConfigError(f"{place} must hold a JSON object; try {near}.")

@@ -132,7 +132,8 @@ class TrainingConfig:
         for key, off in (("lora_dropout", 0.0), ("frozen_bits", 16)):
             value = getattr(self, key)
             rule = "go with training.lora_rank above 0"
-            require(self.lora_rank > 0 or value == off, f"training.{key}={value}", rule, off)
+            near = f"{off}, or training.lora_rank=16"
+            require(self.lora_rank > 0 or value == off, f"training.{key}={value}", rule, near)
         smallest = self.min_dynamic_context_parallel_size
         setting = f"training.min_dynamic_context_parallel_size={smallest}"
         any_size = self.dynamic_context_parallel_sizes == "any"
