@@ -23,12 +23,14 @@ from darts_parallel.cost import (
     Array,
     Bools,
     CostTable,
+    HardPlans,
     Index,
     OuterCosts,
     PricedPlan,
     Tables,
     evaluate_batch,
     even_uniform_plans,
+    fastest,
     kept_bytes,
     lightest_plans,
 )
@@ -317,17 +319,38 @@ class _Search:
         table = self.levels[entry.level][entry.table]
         solver = OuterChoiceSolver(table, entry.table, entry.outer, entry.bound, choices)
         limit = min(self.ranking.limit, self.known, solver.most_expensive())
-        plan = solver.solve("stagewise", limit, self.check)
+        plan = _split_at_bound(table, entry)
+        if plan is None or plan.time > limit:
+            plan = solver.solve("stagewise", limit, self.check)
         self.effort += solver.labels
-        level = entry.level + 1
         if plan is None:
             return
+        level = entry.level + 1
+        # where it fits, too, it is the best split, and no more likely to be accepted
+        while level < len(self.levels) and self._fits(plan, level):
+            level += 1
         if level == len(self.levels) or self.keeps(plan):
             self.ranking.add(plan)
             return
         tighter = self.levels[level][entry.table]
         (bound,) = uniform_bounds(tighter, entry.outer, choices, self.check)
         heappush(self.queue, entry._replace(bound=float(bound), level=level))
+
+    def _fits(self, plan: PricedPlan, level: int) -> bool:
+        """Return whether a plan fits the memory of a level."""
+        return fastest(plan.table, self.levels[level][plan.table], plan.plan).time < inf
+
+
+def _split_at_bound(table: CostTable, entry: _Entry) -> PricedPlan | None:
+    """Return the split of the least maximum over stages, where no other costs less by its bound."""
+    costs = OuterCosts.whole(table, entry.outer)
+    stages = ChosenStages.uniform(costs, entry.choice)
+    together = _stage_terms(costs, stages)[:, 2]
+    segments = stages.segments
+    _, starts = segments.split_below(together, segments.least_maximum(together))
+    plan = HardPlans.one(entry.outer, [entry.choice] * costs.num_layers, starts)
+    found = fastest(entry.table, table, plan)
+    return found if found.time <= entry.bound * (1 + COST_TOLERANCE) else None
 
 
 def _even_seconds(tables: Tables, count: int) -> float:
@@ -425,12 +448,7 @@ def _split_bounds(costs: OuterCosts, choices: Index) -> Array:
     every_layer = np.repeat(choices[:, None], costs.num_layers, axis=1)
     stages = ChosenStages(costs, every_layer)
     later = costs.num_micro_batches - 1.0
-    seconds = stages.seconds()
-    sync = stages.sync()
-    both = later * seconds + sync
-    each = np.stack([seconds, sync, both], axis=1)
-    fits = stages.fits()[:, None]
-    each = np.where(fits, each, np.inf)
+    each = _stage_terms(costs, stages)
     before = stages.segments.before
     total = before(each[:, 0], np.add)[-1, -1]
     slowest, sync, together = before(each, np.maximum)[-1, -1]
@@ -439,3 +457,16 @@ def _split_bounds(costs: OuterCosts, choices: Index) -> Array:
     maxima = np.maximum(bottleneck + sync, together)
     per_iteration = costs.per_iteration[:, choices].sum(0)
     return total + maxima + per_iteration
+
+
+def _stage_terms(costs: OuterCosts, stages: ChosenStages) -> Array:
+    """Return seconds of a micro-batch, of synchronisation, and of both in an iteration, `(N, 3, ...)`.
+
+    They are infinite where a stage does not fit.
+    """
+    seconds = stages.seconds()
+    sync = stages.sync()
+    both = (costs.num_micro_batches - 1.0) * seconds + sync
+    each = np.stack([seconds, sync, both], axis=1)
+    fits = stages.fits()[:, None]
+    return np.where(fits, each, np.inf)
