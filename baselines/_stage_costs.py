@@ -9,7 +9,7 @@ import torch
 from baselines._planner import Incumbent
 from darts_parallel.cost import Array, HardPlans, OuterCosts, Tables
 from darts_parallel.exact import StageSegments, lower_bound
-from darts_parallel.plans import LayerStrategy
+from darts_parallel.plans import Strategies
 
 STEP = 1e-4
 """Relative distance of the bottlenecks that `cheapest_split` tries; Alpa's epsilon."""
@@ -22,7 +22,7 @@ class OuterChoice:
     table: int
     outer: int
     costs: OuterCosts
-    strategies: tuple[LayerStrategy, ...]
+    strategies: Strategies
     """Strategies of `costs`, `(C,)`."""
 
     @property
@@ -85,7 +85,7 @@ def plain_tables(tables: Tables) -> list[int]:
 
 
 def plain(
-    strategies: tuple[LayerStrategy, ...],
+    strategies: Strategies,
     *,
     recompute: tuple[str, ...] = ("none",),
 ) -> list[int]:

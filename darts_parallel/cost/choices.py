@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config import RECOMPUTE, TrainingConfig
-from darts_parallel.plans import LayerStrategy
+from darts_parallel.plans import LayerStrategy, Strategies
 
 Tensors = dict[str, Tensor]
 """Tensors by name: seconds by cause, gradients by parameter."""
@@ -45,7 +45,7 @@ class ChoiceTensors:
     def build(
         training: TrainingConfig,
         counts: tuple[int, ...],
-        choices: tuple[LayerStrategy, ...],
+        choices: Strategies,
         cp: int = 1,
     ) -> "ChoiceTensors":
         """Return the tensors of `choices` for every number of micro-batches in `counts`."""

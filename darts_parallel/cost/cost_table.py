@@ -16,7 +16,8 @@ from darts_parallel.cost.choices import Tensors
 from darts_parallel.cost.own_terms import OwnTerms, PlanView
 from darts_parallel.cost.pipeline import PipelineModel, by_device
 from darts_parallel.cost.schedule_memory import schedule_memory
-from darts_parallel.plans import LayerStrategy
+from darts_parallel.plans import Strategies
+from darts_parallel.problem import NodeOrder
 from darts_parallel.schedules import USUAL, find
 
 
@@ -55,7 +56,7 @@ class CostTable:
 
     num_micro_batches: Annotated[Tensor, "O"]
     """Micro-batches of an iteration, integer."""
-    choices: tuple[LayerStrategy, ...]
+    choices: Strategies
     layout: Annotated[Tensor, "C"]
     """Activation layout of every strategy, integer in [0, Y)."""
     allowed: Annotated[Tensor, "OC"]
@@ -109,7 +110,7 @@ class CostTable:
     """Context-parallel degree."""
     kind_allowed: Annotated[Tensor | None, "QC"] = None
     """Strategies that each kind of stage can run, bool; None: every kind runs all."""
-    node_order: tuple[int, ...] = ()
+    node_order: NodeOrder = ()
     """Nodes along the pipeline; empty: in rank order."""
     order_name: str = ""
     """Label of the nodes' order; empty where all nodes are equal."""

@@ -327,18 +327,16 @@ class _Search:
             return
         level = entry.level + 1
         # where it fits, too, it is the best split, and no more likely to be accepted
-        while level < len(self.levels) and self._fits(plan, level):
+        while level < len(self.levels):
+            tighter = self.levels[level][entry.table]
+            if fastest(entry.table, tighter, plan.plan).time == inf:
+                break
             level += 1
         if level == len(self.levels) or self.keeps(plan):
             self.ranking.add(plan)
             return
-        tighter = self.levels[level][entry.table]
         (bound,) = uniform_bounds(tighter, entry.outer, choices, self.check)
         heappush(self.queue, entry._replace(bound=float(bound), level=level))
-
-    def _fits(self, plan: PricedPlan, level: int) -> bool:
-        """Return whether a plan fits the memory of a level."""
-        return fastest(plan.table, self.levels[level][plan.table], plan.plan).time < inf
 
 
 def _split_at_bound(table: CostTable, entry: _Entry) -> PricedPlan | None:

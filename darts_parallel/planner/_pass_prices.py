@@ -34,7 +34,7 @@ from darts_parallel.cost import (
     pass_seconds,
 )
 from darts_parallel.planner._length_draws import Draws, Load, weights_between
-from darts_parallel.plans import LayerStrategy, OuterSpace, Plan, divisors
+from darts_parallel.plans import LayerStrategy, OuterSpace, Plan, Strategies, divisors
 from darts_parallel.problem import Problem
 
 KNOTS = 15
@@ -289,7 +289,7 @@ class PlanAtLengths:
         return given[place] if place >= -len(given) else None
 
     @cached_property
-    def layers(self) -> tuple[LayerStrategy, ...]:
+    def layers(self) -> Strategies:
         """Strategy of every layer, as without context parallelism."""
         choices = self.prices.strategies.space.choices
         numbers = self.prices.plans.choices[self.number].tolist()

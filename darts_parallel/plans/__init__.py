@@ -29,6 +29,7 @@ from darts_parallel.plans.strategy import SCHEMA as SCHEMA
 from darts_parallel.plans.strategy import LayerStrategy as LayerStrategy
 from darts_parallel.plans.strategy import Layout as Layout
 from darts_parallel.plans.strategy import Plan as Plan
+from darts_parallel.plans.strategy import Strategies as Strategies
 from darts_parallel.plans.strategy import counted as counted
 from darts_parallel.plans.strategy import span as span
 from darts_parallel.plans.trainers import facts as facts

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from darts_parallel.config import OFFLOADS
 from darts_parallel.errors import Entries, PlanError
+from darts_parallel.problem import NodeOrder
 
 _KINDS: dict[type, tuple[str, str]] = {
     int: ("a whole number", "1"),
@@ -124,7 +125,7 @@ def _share(shares: Entries, kind: str, index: int) -> float:
     return float(value)
 
 
-def node_order_of(data: Entries) -> tuple[int, ...]:
+def node_order_of(data: Entries) -> NodeOrder:
     """Return the order of the nodes that the ranks of stages imply; empty for rank order.
 
     The sizes of the nodes stand in the file's `cluster`. A node whose ranks do not follow each other,

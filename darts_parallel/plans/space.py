@@ -41,7 +41,7 @@ from darts_parallel.plans.degrees import (
 )
 from darts_parallel.plans.legality import refuse_model
 from darts_parallel.plans.own_stages import own_cuts
-from darts_parallel.plans.strategy import LayerStrategy, Plan
+from darts_parallel.plans.strategy import LayerStrategy, Plan, Strategies
 from darts_parallel.plans.trainers import job_facts, lacking, trainer_parts, trainer_runs
 from darts_parallel.problem import (
     Cluster,
@@ -65,6 +65,10 @@ from darts_parallel.schedules import (
 
 Runs = Callable[[int, int, str, LayerStrategy], bool]
 """Whether a trainer runs a strategy under `pp`, `cp` and a schedule."""
+
+
+Pinned = tuple[int, ...] | None
+"""Values to which the user limits a key; None: all."""
 
 
 class StageDegrees(NamedTuple):
@@ -94,12 +98,12 @@ class OuterSpace:
 
     pp: int
     num_micro_batches: tuple[int, ...]
-    choices: tuple[LayerStrategy, ...]
+    choices: Strategies
     cp: int = 1
     """Context-parallel degree."""
     virtual_stages: int = 1
     """Model chunks of a stage."""
-    node_order: tuple[int, ...] = ()
+    node_order: NodeOrder = ()
     """Nodes along the pipeline; empty: in rank order."""
     schedule: str | None = None
     """Pipeline schedule; None: `cost.schedule`, or `interleaved` where a device holds several
@@ -213,7 +217,7 @@ def _batch_that_helps(config: Config, devices: int) -> str:
     return ""
 
 
-def _require_shard_sizes(pinned: tuple[int, ...] | None, spaces: list[OuterSpace]) -> None:
+def _require_shard_sizes(pinned: Pinned, spaces: list[OuterSpace]) -> None:
     """Refuse sharding groups that no choice of `spaces` has; only ZeRO 0 would be left."""
     if pinned is None or 0 in pinned:
         return
@@ -459,14 +463,14 @@ def _sequence_parallel(space: SpaceConfig, model: Model, divides: bool) -> list[
     return [own for own in pinned if divides or not own]
 
 
-def _bits(pinned: tuple[int, ...] | None, ranks: int) -> Sequence[int]:
+def _bits(pinned: Pinned, ranks: int) -> Sequence[int]:
     """Return the bits of a collective; one rank alone has none, so that the default is left."""
     if ranks == 1:
         return (LOSSLESS,)
     return pinned or COMM_BITS
 
 
-def shard_sizes(pinned: tuple[int, ...] | None, ranks: int) -> list[int]:
+def shard_sizes(pinned: Pinned, ranks: int) -> list[int]:
     """Return the groups over which ZeRO states of `ranks` ranks may be sharded; 0 means all."""
     legal = [0, *divisors(ranks)[1:-1]]
     if pinned is None:
@@ -483,10 +487,10 @@ def micro_batch_legal(
     return not rest and _allowed(space.pinned("micro_batch_size"), size)
 
 
-def _allowed(pinned: tuple[int, ...] | None, value: int) -> bool:
+def _allowed(pinned: Pinned, value: int) -> bool:
     return pinned is None or value in pinned
 
 
-def _only(pinned: tuple[int, ...] | None, values: Sequence[int]) -> list[int]:
+def _only(pinned: Pinned, values: Sequence[int]) -> list[int]:
     """Keep the values that a pin allows."""
     return [value for value in values if _allowed(pinned, value)]

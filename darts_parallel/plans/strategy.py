@@ -22,7 +22,7 @@ from darts_parallel.plans._fields import (
     offload_of,
     read_boundaries,
 )
-from darts_parallel.problem import lies_inside_nodes
+from darts_parallel.problem import NodeOrder, lies_inside_nodes
 from darts_parallel.schedules import (
     NAMES,
     SEARCHED,
@@ -113,6 +113,10 @@ class LayerStrategy:
         return " ".join(parts)
 
 
+Strategies = tuple[LayerStrategy, ...]
+"""Strategies of layers, or those that a layer may have."""
+
+
 def counted(layers: Iterable[LayerStrategy]) -> str:
     """Return how many layers have each strategy, e.g. `5 × tp1 z2, 2 × tp2 z2`, the most common first."""
     found = Counter(layer.label() for layer in layers)
@@ -130,12 +134,12 @@ class Plan:
 
     num_micro_batches: int
     boundaries: tuple[int, ...]
-    layers: tuple[LayerStrategy, ...]
+    layers: Strategies
     cp: int = 1
     """Context-parallel degree: `tp * cp * dp` devices a stage."""
     virtual_stages: int = 1
     """Model chunks of a stage (interleaved schedule)."""
-    node_order: tuple[int, ...] = ()
+    node_order: NodeOrder = ()
     """Nodes, numbered in rank order, as they follow each other along the pipeline; empty: in rank
     order."""
     schedule: str | None = None

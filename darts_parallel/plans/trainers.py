@@ -7,7 +7,7 @@ from typing import Any
 from darts_parallel.config import LOSSLESS, MAMBA, Config, Trainer, TrainingConfig
 from darts_parallel.errors import Entries
 from darts_parallel.plans.own_stages import own_stage_refusal
-from darts_parallel.plans.strategy import LayerStrategy, Plan
+from darts_parallel.plans.strategy import LayerStrategy, Plan, Strategies
 from darts_parallel.problem import Model, Software
 from darts_parallel.schedules import NAMES, SEARCHED, usual_schedule
 
@@ -110,9 +110,7 @@ def lacking(rules: Trainer, job: Entries, spaces: Sequence[Any]) -> str:
     return f": {max(found, key=lambda why: (found[why], ' with ' in why))}"
 
 
-def trainer_parts(
-    config: Config, choices: tuple[LayerStrategy, ...]
-) -> list[tuple[LayerStrategy, ...]]:
+def trainer_parts(config: Config, choices: Strategies) -> list[Strategies]:
     """Return the largest sets of strategies that the trainer's layers may have next to each other.
 
     A trainer of layer-wise plans (`whole_ends: always`, Galvatron) has one switch for sequence
@@ -129,9 +127,7 @@ def trainer_parts(
     return [own for own in distinct if not any(set(own) < set(other) for other in distinct)]
 
 
-def _part(
-    choices: tuple[LayerStrategy, ...], sequence_parallel: bool, zero_stage: int
-) -> tuple[LayerStrategy, ...]:
+def _part(choices: Strategies, sequence_parallel: bool, zero_stage: int) -> Strategies:
     """Keep one setting of sequence parallelism, and one ZeRO stage next to 3."""
     return tuple(
         own

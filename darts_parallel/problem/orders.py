@@ -21,6 +21,8 @@ MOST_ALL = 1024
 """Distinct orders up to which `all` is served: every one makes a cost table of its own."""
 MOST_BLOCK_ORDERS = 24
 """Orders of whole types that are tried; there are as many as permutations of the types."""
+Types = tuple[int, ...]
+"""Node types in the order of a pipeline."""
 Counts = dict[int, int]
 """Nodes or blocks by node type."""
 
@@ -111,7 +113,7 @@ def _blocks(cluster: Cluster, pp: int) -> tuple[Counts, Counts] | None:
     return size, {kind: nodes[kind] // size[kind] for kind in cluster.types}
 
 
-def _arrangements(counts: Counts) -> Iterator[tuple[int, ...]]:
+def _arrangements(counts: Counts) -> Iterator[Types]:
     """Yield every distinct sequence of types with these counts, in lexicographic order."""
     if not any(counts.values()):
         yield ()
@@ -121,9 +123,9 @@ def _arrangements(counts: Counts) -> Iterator[tuple[int, ...]]:
                 yield (kind, *rest)
 
 
-def _side_by_side(counts: Counts, *, shifts: bool) -> list[tuple[int, ...]]:
+def _side_by_side(counts: Counts, *, shifts: bool) -> list[Types]:
     """Return types in all orders, equal blocks side by side, and their circular shifts."""
-    found: dict[tuple[int, ...], None] = {}
+    found: dict[Types, None] = {}
     for order in islice(permutations(counts), MOST_BLOCK_ORDERS):
         line = tuple(kind for kind in order for _ in range(counts[kind]))
         for first in range(len(line) if shifts else 1):
