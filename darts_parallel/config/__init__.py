@@ -70,6 +70,8 @@ from darts_parallel.config.schema import SPACES as SPACES
 from darts_parallel.config.schema import Config as Config
 from darts_parallel.config.schema import CostConfig as CostConfig
 from darts_parallel.config.schema import ObjectiveConfig as ObjectiveConfig
+from darts_parallel.config.schema import Share as Share
+from darts_parallel.config.schema import Shares as Shares
 from darts_parallel.config.schema import SpaceConfig as SpaceConfig
 from darts_parallel.config.schema import register_schema as register_schema
 from darts_parallel.config.search import LEAST_SECONDS as LEAST_SECONDS

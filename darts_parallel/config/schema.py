@@ -179,6 +179,10 @@ WHOLE = (
     "etp",
 )
 """Keys of the space that hold whole numbers."""
+Share = tuple[float, float]
+"""Shares of each of `OFFLOADS` that a device keeps in host memory."""
+Shares = tuple[Share, ...]
+"""The same of every device; empty: nothing is kept there."""
 
 
 @dataclass
@@ -337,7 +341,7 @@ class SpaceConfig:
         return found
 
     @property
-    def shares(self) -> tuple[float, float] | None:
+    def shares(self) -> Share | None:
         """Shares in host memory that the user gives, of all `OFFLOADS`; None: they are searched."""
         if not isinstance(self.offload, dict):
             return None

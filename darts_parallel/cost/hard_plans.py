@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from darts_parallel.config import Shares
 from darts_parallel.cost.cost_table import CostTable, Tables
 from darts_parallel.cost.host_memory import OffloadedPlans
 from darts_parallel.cost.rows import Rows
@@ -73,7 +74,7 @@ class HardPlans(Rows):
         )
 
 
-def _offloaded_shares(table: CostTable, plan: HardPlans) -> tuple[tuple[float, float], ...]:
+def _offloaded_shares(table: CostTable, plan: HardPlans) -> Shares:
     """Return the shares that every device offloads under one plan; empty if it offloads nothing."""
     if table.host is None:
         return ()

@@ -317,12 +317,13 @@ class _Search:
         """Add the best split of a configuration, by a rising limit of its own."""
         choices = np.array([entry.choice])
         table = self.levels[entry.level][entry.table]
-        solver = OuterChoiceSolver(table, entry.table, entry.outer, entry.bound, choices)
-        limit = min(self.ranking.limit, self.known, solver.most_expensive())
-        plan = _split_at_bound(table, entry)
-        if plan is None or plan.time > limit:
+        even = _balanced_split(table, entry)
+        plan: PricedPlan | None = even
+        if even.time > entry.bound * (1 + COST_TOLERANCE):
+            solver = OuterChoiceSolver(table, entry.table, entry.outer, entry.bound, choices)
+            limit = min(self.ranking.limit, even.time * (1 + COST_TOLERANCE))
             plan = solver.solve("stagewise", limit, self.check)
-        self.effort += solver.labels
+            self.effort += solver.labels
         if plan is None:
             return
         level = entry.level + 1
@@ -339,16 +340,15 @@ class _Search:
         heappush(self.queue, entry._replace(bound=float(bound), level=level))
 
 
-def _split_at_bound(table: CostTable, entry: _Entry) -> PricedPlan | None:
-    """Return the split of the least maximum over stages, where no other costs less by its bound."""
+def _balanced_split(table: CostTable, entry: _Entry) -> PricedPlan:
+    """Return the split of a configuration whose slowest stage is fastest; it fits where any split does."""
     costs = OuterCosts.whole(table, entry.outer)
     stages = ChosenStages.uniform(costs, entry.choice)
     together = _stage_terms(costs, stages)[:, 2]
     segments = stages.segments
     _, starts = segments.split_below(together, segments.least_maximum(together))
     plan = HardPlans.one(entry.outer, [entry.choice] * costs.num_layers, starts)
-    found = fastest(entry.table, table, plan)
-    return found if found.time <= entry.bound * (1 + COST_TOLERANCE) else None
+    return fastest(entry.table, table, plan)
 
 
 def _even_seconds(tables: Tables, count: int) -> float:
@@ -445,13 +445,12 @@ def _split_bounds(costs: OuterCosts, choices: Index) -> Array:
     """Bound sum, bottleneck and synchronisation of splits apart, or the two maxima of one stage together."""
     every_layer = np.repeat(choices[:, None], costs.num_layers, axis=1)
     stages = ChosenStages(costs, every_layer)
-    later = costs.num_micro_batches - 1.0
     each = _stage_terms(costs, stages)
     before = stages.segments.before
     total = before(each[:, 0], np.add)[-1, -1]
     slowest, sync, together = before(each, np.maximum)[-1, -1]
     # infinite least sums say that nothing fits
-    bottleneck = later * np.where(np.isinf(slowest), 0.0, slowest)
+    bottleneck = (costs.num_micro_batches - 1.0) * np.where(np.isinf(slowest), 0.0, slowest)
     maxima = np.maximum(bottleneck + sync, together)
     per_iteration = costs.per_iteration[:, choices].sum(0)
     return total + maxima + per_iteration
@@ -466,5 +465,4 @@ def _stage_terms(costs: OuterCosts, stages: ChosenStages) -> Array:
     sync = stages.sync()
     both = (costs.num_micro_batches - 1.0) * seconds + sync
     each = np.stack([seconds, sync, both], axis=1)
-    fits = stages.fits()[:, None]
-    return np.where(fits, each, np.inf)
+    return np.where(stages.fits()[:, None], each, np.inf)

@@ -94,6 +94,8 @@ Flag = tuple[str, str | int | float | None]
 Flags = list[Flag]
 
 
+Refusals = list[tuple[str, str]]
+"""Settings that a target cannot express, and the way out of each."""
 Price = Callable[[Plan], float]
 """Seconds per iteration of a plan, infinite where it does not fit."""
 
@@ -171,8 +173,8 @@ class Request:
     target: str
     problem: Problem
     plan: Plan
-    refusals: list[tuple[str, str]] = field(default_factory=list)
-    """Settings that the target cannot express so far, and the way out of each (`refuse`)."""
+    refusals: Refusals = field(default_factory=list)
+    """What `refuse` noted so far."""
     price: Price | None = None
     """None: not known."""
     phases: Sequence[BatchPhase] = ()

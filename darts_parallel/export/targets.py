@@ -8,7 +8,7 @@ from pathlib import Path
 
 from darts_parallel.config import EXPORTS, HALF_BLOCK, ModelConfig, read_trainer
 from darts_parallel.errors import UnsupportedError
-from darts_parallel.export.common import Exported, Price, Request
+from darts_parallel.export.common import Exported, Price, Refusals, Request
 from darts_parallel.plans import BatchPhase, LayerStrategy, Plan, parts_beyond, write_text
 from darts_parallel.problem import Problem
 
@@ -112,7 +112,7 @@ def _plain(problem: Problem) -> Plan:
     return Plan(1, (0, problem.num_layers), (LayerStrategy(1, ranks),) * problem.num_layers)
 
 
-def model_refusals(problem: Problem, target: str) -> list[tuple[str, str]]:
+def model_refusals(problem: Problem, target: str) -> Refusals:
     """Return the refusals of a target for the model and the job, whatever the plan."""
     return [
         entry
@@ -121,7 +121,7 @@ def model_refusals(problem: Problem, target: str) -> list[tuple[str, str]]:
     ]
 
 
-def refusals(problem: Problem, plan: Plan, target: str) -> list[tuple[str, str]]:
+def refusals(problem: Problem, plan: Plan, target: str) -> Refusals:
     """Return all that a target refuses of a plan, each with its way out."""
     job = Request(target, problem, plan, writes=False)
     with suppress(UnsupportedError):

@@ -10,6 +10,7 @@ from typing import Any
 
 from darts_parallel.config import read_yaml
 from darts_parallel.errors import Entries
+from darts_parallel.graph._states import Shape
 
 PARAMETER, CONSTANT, INPUT, OUTPUT, RELAY = "parameter", "constant", "input", "output", "relay"
 """Operators that are none of torch's: where values come from and go to, and a copy that may change layout."""
@@ -35,7 +36,7 @@ class GraphValue:
     """A tensor between operators."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: Shape
     floating: bool
     itemsize: int
     """Bytes of an element where it is not floating; floating ones take the width of the job's precision."""
@@ -155,7 +156,7 @@ class ModuleGraph:
         """Return whether a gradient comes back through an operator."""
         return not op.buffer if op.op == OUTPUT else self.gradients(op.outputs) > 0
 
-    def shapes(self, names: Iterable[str]) -> list[tuple[int, ...]]:
+    def shapes(self, names: Iterable[str]) -> list[Shape]:
         """Return the shapes of values."""
         return [self.values[name].shape for name in names]
 

@@ -4,7 +4,7 @@ from collections import Counter
 from itertools import groupby, islice, pairwise
 from typing import Any, NamedTuple
 
-from darts_parallel.config import OFFLOADS
+from darts_parallel.config import OFFLOADS, Share, Shares
 from darts_parallel.errors import Entries, PlanError
 from darts_parallel.problem import NodeOrder
 
@@ -87,14 +87,14 @@ def _span(stage: Any, index: int) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
-def offload_of(stages: list[Entries], devices: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
+def offload_of(stages: list[Entries], devices: tuple[int, ...]) -> Shares:
     """Read the shares in host memory of every device; empty where no stage of the file names one.
 
     Args:
         stages: Of the file; all stages of one device name equal shares.
         devices: Device of every stage.
     """
-    found: dict[int, tuple[float, float]] = {}
+    found: dict[int, Share] = {}
     for index, (stage, device) in enumerate(zip(stages, devices, strict=True)):
         shares = stage.get("offload", {})
         if not isinstance(shares, dict):

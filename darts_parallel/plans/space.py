@@ -21,6 +21,7 @@ from darts_parallel.config import (
     PIPELINES_OUTSIDE,
     RECOMPUTE,
     Config,
+    Shares,
     SpaceConfig,
     Trainer,
 )
@@ -110,7 +111,7 @@ class OuterSpace:
     stages."""
     offload: tuple[str, ...] = ()
     """Tensors of which a share may lie in host memory (`OFFLOADS`)."""
-    shares: tuple[tuple[float, float], ...] = ()
+    shares: Shares = ()
     """Given shares in host memory by device; empty: the smallest shares that fit."""
     cuts: tuple[int, ...] = ()
     """First layers of all stages but the first, where the trainer cuts them itself; else empty."""

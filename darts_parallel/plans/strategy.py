@@ -13,6 +13,7 @@ from darts_parallel.config import (
     OFFLOADS,
     PIPELINES_INSIDE,
     RECOMPUTE,
+    Shares,
     divisors,
 )
 from darts_parallel.errors import Entries, PlanError, require_listed
@@ -145,7 +146,7 @@ class Plan:
     schedule: str | None = None
     """Order of the passes (`schedules.NAMES`, or the code of a searched one); None:
     `cost.schedule`, or `interleaved` where `virtual_stages` is above 1."""
-    offload: tuple[tuple[float, float], ...] = ()
+    offload: Shares = ()
     """Shares of activations and of optimizer state in host memory, of every device of the pipeline
     in order;
     empty: nothing."""
@@ -199,10 +200,8 @@ class Plan:
     @property
     def chunk_of_layer(self) -> tuple[int, ...]:
         """Chunk index of every layer."""
-        result: list[int] = []
-        for chunk, (first, end) in enumerate(pairwise(self.boundaries)):
-            result += [chunk] * (end - first)
-        return tuple(result)
+        spans = enumerate(pairwise(self.boundaries))
+        return tuple(chunk for chunk, (first, end) in spans for _ in range(first, end))
 
     @property
     def stage_of_layer(self) -> tuple[int, ...]:

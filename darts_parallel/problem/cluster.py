@@ -222,6 +222,8 @@ def _number(value: Scalar) -> float:
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
+Types = tuple[int, ...]
+"""Node types, each as its first node group."""
 NodeOrder = tuple[int, ...]
 """Nodes as they follow each other along the pipeline; empty: in rank order.
 
@@ -330,12 +332,12 @@ class Cluster:
         return replace(self, groups=tuple(replace(g, device=change(g.device)) for g in self.groups))
 
     @cached_property
-    def types(self) -> tuple[int, ...]:
+    def types(self) -> Types:
         """Node types, as the first node group of each. Groups of equal nodes are one type."""
         return tuple(sorted(set(self.node_types)))
 
     @cached_property
-    def node_types(self) -> tuple[int, ...]:
+    def node_types(self) -> Types:
         """Type of every node, in rank order."""
         nodes = [group.node for group in self.groups]
         return tuple(nodes.index(group.node) for group in self.groups for _ in range(group.count))

@@ -12,7 +12,7 @@ from itertools import groupby, islice, permutations
 from math import factorial, lcm, prod
 
 from darts_parallel.errors import ConfigError
-from darts_parallel.problem.cluster import Cluster, NodeOrder
+from darts_parallel.problem.cluster import Cluster, NodeOrder, Types
 
 MOST_ORDERS = 24
 """Distinct orders up to which `auto` tries all of them; above, only blocks and their circular
@@ -21,8 +21,6 @@ MOST_ALL = 1024
 """Distinct orders up to which `all` is served: every one makes a cost table of its own."""
 MOST_BLOCK_ORDERS = 24
 """Orders of whole types that are tried; there are as many as permutations of the types."""
-Types = tuple[int, ...]
-"""Node types in the order of a pipeline."""
 Counts = dict[int, int]
 """Nodes or blocks by node type."""
 

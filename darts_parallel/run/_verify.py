@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,7 +23,7 @@ from darts_parallel.run._chunks import LOSS, head_index, share_one_table, table_
 from darts_parallel.run._layouts import shard_ranks
 from darts_parallel.run._transformer import block_name, build_layer, parameter_names
 from darts_parallel.run._units import byte_size
-from darts_parallel.run.engine import Engine, global_batch, make_optimizer
+from darts_parallel.run.engine import Engine, global_batch, make_optimizer, of_all_ranks
 
 
 @dataclass
@@ -202,9 +201,7 @@ def verify(engine: Engine, seed: int) -> StepComparison:
         if step == 0:
             mine[2] = replace(mine[2], measured=_optimizer_bytes(engine))
         losses.append((loss, float(wanted)))
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    return StepComparison(tuple(losses), gradients, tuple(chain(*everyone)))
+    return StepComparison(tuple(losses), gradients, tuple(chain(*of_all_ranks(mine))))
 
 
 def _compare(engine: Engine, reference: Reference | None) -> Amounts:

@@ -86,6 +86,13 @@ PHASES = ("forward", "backward", "waiting", "synchronisation", "optimizer")
 """Phases of one step; `waiting` is the schedule without its computation."""
 
 
+def of_all_ranks(value: Any) -> list[Any]:
+    """Return the value of every rank, in order; collective."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
 def no_seconds() -> Amounts:
     """Return 0 seconds for every phase."""
     return dict.fromkeys(PHASES, 0.0)

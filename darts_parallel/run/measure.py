@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +20,7 @@ from darts_parallel.errors import Amounts
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 from darts_parallel.run._verify import TOLERANCE, Bytes, StepComparison, verify
-from darts_parallel.run.engine import PHASES, Clock, Engine, global_batch, no_seconds
+from darts_parallel.run.engine import PHASES, Clock, Engine, global_batch, no_seconds, of_all_ranks
 from darts_parallel.run.settings import RunSettings
 from darts_parallel.run.workers import choose_device
 
@@ -72,8 +71,7 @@ def measure(
 def _by_stage(engine: Engine, count: int) -> tuple[tuple[Amounts, ...], tuple[float, ...]]:
     """Return mean seconds of the phases of `count` steps, and peak bytes, by stage; collective."""
     mine = {name: value / count for name, value in engine.clock.phases.items()}
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, (mine, peak_bytes(engine.device)))
+    everyone = of_all_ranks((mine, peak_bytes(engine.device)))
     size = engine.meshes.stage_size
     means = []
     peaks = []
