@@ -182,7 +182,7 @@ WHOLE = (
 Share = tuple[float, float]
 """Shares of each of `OFFLOADS` that a device keeps in host memory."""
 Shares = tuple[Share, ...]
-"""The same of every device; empty: nothing is kept there."""
+"""Shares of every device; empty: no device keeps anything there."""
 
 
 @dataclass

@@ -305,8 +305,7 @@ class _Search:
             _rank_simple(self.tables, entry, self.ranking)
             return
         quick = self.quick[entry.table, entry.outer]
-        limit = min(self.ranking.limit, self.known)
-        choices = quick.choices[quick.seconds <= limit]
+        choices = quick.choices[quick.seconds <= min(self.ranking.limit, self.known)]
         loosest = self.levels[0][entry.table]
         tighter = uniform_bounds(loosest, entry.outer, choices, self.check)
         for bound, choice in zip(tighter.tolist(), choices.tolist(), strict=True):
@@ -337,16 +336,16 @@ class _Search:
             self.ranking.add(plan)
             return
         (bound,) = uniform_bounds(tighter, entry.outer, choices, self.check)
-        heappush(self.queue, entry._replace(bound=float(bound), level=level))
+        heappush(self.queue, entry._replace(bound=bound, level=level))
 
 
 def _balanced_split(table: CostTable, entry: _Entry) -> PricedPlan:
     """Return the split of a configuration whose slowest stage is fastest; it fits where any split does."""
     costs = OuterCosts.whole(table, entry.outer)
     stages = ChosenStages.uniform(costs, entry.choice)
-    together = _stage_terms(costs, stages)[:, 2]
-    segments = stages.segments
-    _, starts = segments.split_below(together, segments.least_maximum(together))
+    together = _stage_terms(stages)[:, 2]
+    longest = stages.segments.least_maximum(together)
+    _, starts = stages.segments.split_below(together, longest)
     plan = HardPlans.one(entry.outer, [entry.choice] * costs.num_layers, starts)
     return fastest(entry.table, table, plan)
 
@@ -445,7 +444,7 @@ def _split_bounds(costs: OuterCosts, choices: Index) -> Array:
     """Bound sum, bottleneck and synchronisation of splits apart, or the two maxima of one stage together."""
     every_layer = np.repeat(choices[:, None], costs.num_layers, axis=1)
     stages = ChosenStages(costs, every_layer)
-    each = _stage_terms(costs, stages)
+    each = _stage_terms(stages)
     before = stages.segments.before
     total = before(each[:, 0], np.add)[-1, -1]
     slowest, sync, together = before(each, np.maximum)[-1, -1]
@@ -456,13 +455,13 @@ def _split_bounds(costs: OuterCosts, choices: Index) -> Array:
     return total + maxima + per_iteration
 
 
-def _stage_terms(costs: OuterCosts, stages: ChosenStages) -> Array:
+def _stage_terms(stages: ChosenStages) -> Array:
     """Return seconds of a micro-batch, of synchronisation, and of both in an iteration, `(N, 3, ...)`.
 
     They are infinite where a stage does not fit.
     """
     seconds = stages.seconds()
     sync = stages.sync()
-    both = (costs.num_micro_batches - 1.0) * seconds + sync
+    both = (stages.costs.num_micro_batches - 1.0) * seconds + sync
     each = np.stack([seconds, sync, both], axis=1)
     return np.where(stages.fits()[:, None], each, np.inf)

@@ -174,7 +174,7 @@ class Request:
     problem: Problem
     plan: Plan
     refusals: Refusals = field(default_factory=list)
-    """What `refuse` noted so far."""
+    """Settings that the target cannot express so far, and the way out of each (`refuse`)."""
     price: Price | None = None
     """None: not known."""
     phases: Sequence[BatchPhase] = ()
