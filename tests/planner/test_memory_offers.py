@@ -24,6 +24,12 @@ OFFER = re.compile(
 )
 
 
+@pytest.fixture(autouse=True)
+def _enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine does not end the searches of the offers."""
+    monkeypatch.setattr("darts_parallel.planner._memory_offers.SECONDS", 60.0)
+
+
 def refused(*words: str) -> str:
     with pytest.raises(InfeasibleError) as caught:
         plan(load_problem([*FULL, *words]))
