@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from darts_parallel.config import EXPORTS
+from darts_parallel.config import NEWEST
 from experiments.data.runs import read_runs
 
 ROOT = Path(__file__).parents[1]
@@ -120,7 +120,7 @@ def trainer_rows(text: str) -> str:
         "| seconds: runs | median | 90 % below | memory: runs | median |",
         "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for trainer in EXPORTS:
+    for trainer in NEWEST:
         record = (ROOT / "conf" / "trainer" / f"{trainer}.yaml").read_text(encoding="utf-8")
         known: dict[str, Any] = yaml.safe_load(record)  # type: ignore[no-untyped-call]
         usual = known["training"]["software"]

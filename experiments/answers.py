@@ -19,7 +19,7 @@ from itertools import product
 from math import inf, isfinite
 from pathlib import Path
 
-from darts_parallel.config import EXPORTS, read_yaml, run_main
+from darts_parallel.config import NEWEST, read_yaml, run_main
 from darts_parallel.errors import Entries
 from darts_parallel.report import markdown_table
 from experiments.data import DATA
@@ -166,7 +166,7 @@ def run(options: StudyOptions) -> int:
         answer,
         report,
     )
-    pairs = product(PROBLEMS, EXPORTS)
+    pairs = product(PROBLEMS, NEWEST)
     return run_study(study, {", ".join(pair): (*pair, LIMIT) for pair in pairs}, options)
 
 

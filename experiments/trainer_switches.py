@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from darts_parallel import evaluate, load_problem, plan
-from darts_parallel.config import EXPORTS, read_trainer, run_main
+from darts_parallel.config import NEWEST, read_trainer, run_main
 from darts_parallel.errors import DartsParallelError, InfeasibleError, UnsupportedError
 from darts_parallel.export import export_plan
 from darts_parallel.plans import Plan
@@ -112,7 +112,7 @@ def run(options: StudyOptions) -> int:
         read_trainer_rows,
         report,
     )
-    return run_study(study, {name: name for name in EXPORTS}, options)
+    return run_study(study, {name: name for name in NEWEST}, options)
 
 
 if __name__ == "__main__":

@@ -63,6 +63,7 @@ OTHER_PROJECTS = {
     "src/nanotron/models/qwen.py",
     "src/nanotron/trainer.py",
     "torchtitan/config/configs.py",
+    "torchtitan/config/job_config.py",
     "torchtitan/distributed/activation_checkpoint.py",
     "torchtitan/models/__init__.py",
     "torchtitan/models/common/decoder.py",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from darts_parallel.config import EXPORTS
+from darts_parallel.config import NEWEST
 from darts_parallel.cost import PricedPlan, build_tables, evaluate
 from darts_parallel.errors import DartsParallelError, Entries
 from darts_parallel.exact import find_uniform_within
@@ -16,9 +16,9 @@ from darts_parallel.export import model_refusals, refusals, taken_by
 from darts_parallel.planner import (
     Asked,
     Planned,
-    first_blocks_plan,
     looser_levels,
     out_of_memory,
+    some_blocks_plan,
     tightened,
 )
 from darts_parallel.plans import Plan
@@ -60,7 +60,7 @@ def start_command(problem: Problem, plan: Plan, file: Path) -> str:
     """
     shown = shown_path(file)
     software = problem.training.software
-    fitted = [name for name in EXPORTS if software in problem.config.abilities(name).software]
+    fitted = [name for name in NEWEST if software in problem.config.abilities(name).software]
     taken = taken_by(problem, plan)
     for name in (problem.config.space.trainer, *fitted, "torch", *taken):
         if name in taken:
@@ -96,7 +96,7 @@ def offers(problem: Problem, planned: Planned) -> Iterator[Offer]:
     plan = planned.plan
     search = config.cost.name == "analytic" and config.solved and planned.result is not None
     rows = _TrainerRows(plan, time.monotonic() + SECONDS)
-    for name in EXPORTS:
+    for name in NEWEST:
         refused = refusals(problem, plan, name)
         try:
             own = own_problem(problem, name)
@@ -164,7 +164,7 @@ class _TrainerRows:
             least = (ranked[0].time if ranked else known) * (1.0 - own.config.search.tie)
             # the first level has the most memory: what finds nothing there finds nothing later
             for level in levels:
-                better = first_blocks_plan(level, least)
+                better = some_blocks_plan(level, least)
                 if better is None:
                     break
                 if keeps(better):

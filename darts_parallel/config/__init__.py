@@ -77,6 +77,7 @@ from darts_parallel.config.schema import register_schema as register_schema
 from darts_parallel.config.search import LEAST_SECONDS as LEAST_SECONDS
 from darts_parallel.config.search import SearchConfig as SearchConfig
 from darts_parallel.config.trainer import EXPORTS as EXPORTS
+from darts_parallel.config.trainer import NEWEST as NEWEST
 from darts_parallel.config.trainer import Trainer as Trainer
 from darts_parallel.config.trainer import TrainerLog as TrainerLog
 from darts_parallel.config.trainer import config_dir as config_dir

@@ -45,6 +45,8 @@ def group_names(group: str) -> list[str]:
 NONE = "none"
 EXPORTS = tuple(name for name in group_names("trainer") if name != NONE)
 """Names of the trainers."""
+NEWEST = tuple(name for name in EXPORTS if not name[-1].isdigit())
+"""Trainers of the newest release, which reports compare; the name of another ends with its release."""
 ABOVE = {"some": 0, "many": 1}
 
 
@@ -121,8 +123,9 @@ class Trainer:
     """Pipeline schedules; null stands for all that PyTorch runs."""
     layerwise: bool = False
     """Whether layers may have different strategies."""
-    first_blocks: bool = False
-    """Whether the first blocks of every stage alone may be recomputed, next to one strategy for all."""
+    some_blocks: str = ""
+    """Blocks of every stage that alone may be recomputed, next to one strategy for all: the `first`
+    ones, or `every` n-th one; empty: all or none."""
     executable: bool = False
     """Whether it is `darts_parallel.run`: it takes every plan of `space=executable`."""
     own_model: bool = True

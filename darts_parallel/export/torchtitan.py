@@ -58,11 +58,7 @@ def export(job: Request) -> Exported:
     Errors:
         UnsupportedError: torchtitan has no fields for it.
     """
-    job.require_llama_like()
-    strategy = job.uniform()
-    _check(job)
-    job.shard_degrees(strategy)
-    job.settle()
+    strategy = checked_strategy(job)
     recompute = {"full": "FullAC", "selective": "SelectiveAC"}.get(job.recompute(), "")
     pipeline = job.plan.pp > 1
     files = {}
@@ -71,8 +67,7 @@ def export(job: Request) -> Exported:
         files[ORDER] = "\n".join(map(",".join, job.plan.pass_names)) + "\n"
         path = f'str(Path(__file__).with_name("{ORDER}"))'
         lines.append(f"    config.parallelism.pipeline_parallel_schedule_csv = {path}")
-    types = {"mixed_precision_param": job.word("precision"), "mixed_precision_reduce": "float32"}
-    lines += _assignments("training", types)
+    lines += _assignments("training", mixed_precision(job))
     lines += [*_switches(job), _batches(job, strategy)]
     activation = f"{recompute}.Config()" if recompute else None
     lines.append(f"    config.activation_checkpoint = {activation}")
@@ -88,7 +83,29 @@ def export(job: Request) -> Exported:
     module = MODULE.format(
         headline=job.headline(), imports=head, layers=job.model.num_layers, body=body
     )
-    return Exported({"torchtitan_plan.py": module} | files, (_note(job),))
+    return Exported(
+        {"torchtitan_plan.py": module} | files,
+        (f"give apply_plan a configuration of {sizes(job)}",),
+    )
+
+
+def checked_strategy(job: Request) -> LayerStrategy:
+    """Return the strategy of all layers of a model that is torchtitan's own.
+
+    Errors:
+        UnsupportedError: layers differ, or the model is none of torchtitan's.
+    """
+    job.require_llama_like()
+    strategy = job.uniform()
+    _check(job)
+    job.shard_degrees(strategy)
+    job.settle()
+    return strategy
+
+
+def mixed_precision(job: Request) -> Entries:
+    """Return the fields of `training` with the types of parameters and of reduced gradients."""
+    return {"mixed_precision_param": job.word("precision"), "mixed_precision_reduce": "float32"}
 
 
 def _switches(job: Request) -> list[str]:
@@ -124,10 +141,11 @@ def _batches(job: Request, strategy: LayerStrategy) -> str:
     return BATCHES.format(**sizes, batch=batch, step_tokens=step_tokens, main=main, release=release)
 
 
-def _note(job: Request) -> str:
+def sizes(job: Request) -> str:
+    """Describe the model that a file is for."""
     config = job.model
     return (
-        f"give apply_plan a configuration of {config.name}'s sizes: {config.num_layers} layers, hidden size "
+        f"{config.name}'s sizes: {config.num_layers} layers, hidden size "
         f"{config.hidden_size}, {config.num_heads} heads; the file is for its Llama 3 and Qwen 3"
     )
 
@@ -151,8 +169,12 @@ def _check(job: Request) -> None:
         job.refuse(what, "training.recompute_modules=[core_attn]")
 
 
-def parallelism_fields(job: Request, strategy: LayerStrategy) -> Entries:
-    """Return the fields of its `ParallelismConfig`."""
+def parallelism_fields(job: Request, strategy: LayerStrategy, head: str = "lm_head") -> Entries:
+    """Return the fields of its `ParallelismConfig`.
+
+    Args:
+        head: Name of the module behind the last norm.
+    """
     plan = job.plan
     replicas, sharded = job.shard_degrees(strategy)
     gathered_again = "always" if strategy.zero_stage == 3 else "never"
@@ -172,7 +194,7 @@ def parallelism_fields(job: Request, strategy: LayerStrategy) -> Entries:
         rules = (plan.passes, _usual(plan))
         names = [rule.pytorch_class(plan.pp, plan.num_micro_batches) for rule in rules]
         values["pipeline_parallel_schedule"] = names[0] or names[1]
-        values["module_fqns_per_model_part"] = [_modules(chunk) for chunk in job.chunks]
+        values["module_fqns_per_model_part"] = [_modules(chunk, head) for chunk in job.chunks]
     return values
 
 
@@ -183,9 +205,9 @@ def _usual(plan: Plan) -> Schedule:
     return find(usual_schedule(plan.virtual_stages))
 
 
-def _modules(chunk: ChunkContent) -> list[str]:
+def _modules(chunk: ChunkContent, head: str) -> list[str]:
     blocks = [f"layers.{chunk.first_block + i}" for i in range(chunk.num_blocks)]
-    return ["tok_embeddings"] * chunk.embedding + blocks + ["norm", "lm_head"] * chunk.head
+    return ["tok_embeddings"] * chunk.embedding + blocks + ["norm", head] * chunk.head
 
 
 def _literal(value: Any) -> str:

@@ -18,7 +18,6 @@ from darts_parallel.planner.figure_posterior import correlation_bytes as correla
 from darts_parallel.planner.figure_posterior import latent_numbers as latent_numbers
 from darts_parallel.planner.figure_posterior import posterior as posterior
 from darts_parallel.planner.figure_posterior import uncalibrated as uncalibrated
-from darts_parallel.planner.first_blocks import first_blocks_plan as first_blocks_plan
 from darts_parallel.planner.lengths import LengthPlan as LengthPlan
 from darts_parallel.planner.lengths import LengthPlans as LengthPlans
 from darts_parallel.planner.lengths import Packing as Packing
@@ -45,6 +44,7 @@ from darts_parallel.planner.run_diagnosis import deviations as deviations
 from darts_parallel.planner.run_figures import Trial as Trial
 from darts_parallel.planner.run_figures import own_cluster as own_cluster
 from darts_parallel.planner.run_figures import with_run as with_run
+from darts_parallel.planner.some_blocks import some_blocks_plan as some_blocks_plan
 from darts_parallel.planner.tuning import Proposal as Proposal
 from darts_parallel.planner.tuning import Tuning as Tuning
 from darts_parallel.planner.tuning import tune as tune

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from darts_parallel.config import EXPORTS, Config, SpaceConfig
+from darts_parallel.config import NEWEST, Config, SpaceConfig
 from darts_parallel.cost import build_tables, without_dominated
 from darts_parallel.errors import DartsParallelError, Entries
 from darts_parallel.gradient import any_fits
@@ -93,7 +93,7 @@ def _changes(config: Config) -> Iterator[tuple[str, str, Entries]]:
     if space.cp == 1:
         yield "space.cp=null", "space", {"cp": None}
     if space.offload is None and config.search.method != "exact":
-        for name in (space.trainer,) if space.trainer else EXPORTS:
+        for name in (space.trainer,) if space.trainer else NEWEST:
             shares = dict.fromkeys(config.abilities(name).offloads, 1.0)
             words = ", ".join(f"{kind}: {share}" for kind, share in shares.items())
             changes = {"name": name, "kind": "uniform", "offload": shares}

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import torch
 
-from darts_parallel.config import EXPORTS
+from darts_parallel.config import NEWEST
 from darts_parallel.cost import (
     GAIN_TOLERANCE,
     CostTable,
@@ -25,7 +25,7 @@ from darts_parallel.errors import PlanError
 from darts_parallel.exact import unknown_costs
 from darts_parallel.gradient import round_counts
 from darts_parallel.planner._session import Asked, NamedPlan
-from darts_parallel.planner.first_blocks import even_cuts
+from darts_parallel.planner.some_blocks import even_cuts
 from darts_parallel.plans import Plan, job_facts, trainer_runs_plan
 
 TIE = 0.001
@@ -129,7 +129,7 @@ def effort(plan: Plan, asked: Asked) -> tuple[int, int, int, int]:
     problem = asked.problem
     strategies = set(plan.layers)
     job = job_facts(problem.model, problem.training, problem.software)
-    abilities = map(problem.config.abilities, EXPORTS)
+    abilities = map(problem.config.abilities, NEWEST)
     trainers = sum(trainer_runs_plan(rules, job, problem.model, plan) for rules in abilities)
     zero = max(own.zero_stage for own in strategies)
     sizes = {end - first for first, end in pairwise(plan.boundaries)}

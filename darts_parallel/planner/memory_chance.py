@@ -25,10 +25,10 @@ from darts_parallel.planner._session import CHECK_SECONDS, Asked, Session
 from darts_parallel.planner._simplest import TIE, effort, simplest_within, with_one_end
 from darts_parallel.planner._stage_balance import balance_stages
 from darts_parallel.planner.figure_posterior import posterior
-from darts_parallel.planner.first_blocks import first_blocks_plan
 from darts_parallel.planner.methods import CHECKS, METHODS, run_phases
 from darts_parallel.planner.prediction_intervals import free_share, out_of_memory
 from darts_parallel.planner.result import CHOSEN, Planned, Rung
+from darts_parallel.planner.some_blocks import some_blocks_plan
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem, worth
 
@@ -509,8 +509,8 @@ def _rung(name: str, session: Session) -> Rung | None:
     balanced = balance_stages(best.plan, asked)
     plan = with_one_end(balanced, session.found.uniform_plans, asked)
     seconds = asked.seconds(plan)
-    # exact methods know no plan that recomputes the first blocks of stages
-    if blocks := first_blocks_plan(asked, seconds * (1.0 - asked.settings.tie)):
+    # exact methods know no plan that recomputes some blocks of stages
+    if blocks := some_blocks_plan(asked, seconds * (1.0 - asked.settings.tie)):
         plan = blocks.to_plan(asked.tables)
         seconds = blocks.time
     chance = out_of_memory(plan, asked.problem)

@@ -22,12 +22,12 @@ from darts_parallel.planner._simplest import (
     with_one_end,
 )
 from darts_parallel.planner._stage_balance import balance_stages
-from darts_parallel.planner.first_blocks import first_blocks_plan
 from darts_parallel.planner.memory_chance import tightened, within_chance
 from darts_parallel.planner.methods import METHODS, ORDERS, run_phases, search_result
 from darts_parallel.planner.node_choice import Rental, rent
 from darts_parallel.planner.prediction_intervals import out_of_memory
 from darts_parallel.planner.result import Planned
+from darts_parallel.planner.some_blocks import some_blocks_plan
 from darts_parallel.planner.watcher import Watcher
 from darts_parallel.plans import read_plan
 from darts_parallel.problem import Problem, price_per_hour, worth
@@ -136,7 +136,7 @@ def _searched(
         result = _simplified(result, session)
     answers = checked(result, session)
     if knows_stages:
-        result = _with_first_blocks(result, session)
+        result = _with_some_blocks(result, session)
     compared = tuple(answer.with_gap(result.iteration_time_s) for answer in answers)
     chance = out_of_memory(result.plan, session.asked.problem)
     return Planned(
@@ -178,10 +178,10 @@ def _simplified(result: SearchResult, session: Session) -> SearchResult:
     return replace(result, alternatives=tuple(ranked))
 
 
-def _with_first_blocks(result: SearchResult, session: Session) -> SearchResult:
-    """Return the result with the first blocks of stages recomputed, where that gains more than ties cost."""
+def _with_some_blocks(result: SearchResult, session: Session) -> SearchResult:
+    """Return the result with some blocks of stages recomputed, where that gains more than ties cost."""
     asked = session.asked
-    found = first_blocks_plan(asked, result.iteration_time_s * (1.0 - asked.settings.tie))
+    found = some_blocks_plan(asked, result.iteration_time_s * (1.0 - asked.settings.tie))
     if found is None:
         return result
     uniform = (result.iteration_time_s, result.plan)

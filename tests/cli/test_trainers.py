@@ -7,7 +7,7 @@ import pytest
 
 from darts_parallel.cli import _trainers
 from darts_parallel.cli._trainers import offers, own_problem, start_command
-from darts_parallel.config.trainer import EXPORTS
+from darts_parallel.config.trainer import NEWEST
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.export import export_plan, taken_by
 from darts_parallel.planner import out_of_memory
@@ -33,7 +33,7 @@ def test_every_trainer_takes_the_plan_or_has_one_of_its_own_that_it_takes(traine
     problem = load_problem([*LLAMA, f"trainer={trainer}"])
     planned = plan(problem)
     found = list(offers(planned.problem, planned))
-    assert [offer.name for offer in found] == list(EXPORTS)
+    assert [offer.name for offer in found] == list(NEWEST)
     assert [offer.name for offer in found if offer.takes] == taken_by(problem, planned.plan)
     for offer in found:
         assert offer.takes or offer.plan != planned.plan
@@ -87,7 +87,7 @@ def test_a_row_is_as_fast_as_the_trainers_own_command(
     trainer: str, job: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the headroom of the limit alone the first row was 119.85 s, and its command found 111.99 s."""
-    monkeypatch.setattr(_trainers, "EXPORTS", (trainer,))
+    monkeypatch.setattr(_trainers, "NEWEST", (trainer,))
     job = [*job, "space=uniform", "search=exact"]
     problem = load_problem(job)
     planned = plan(problem)
@@ -108,7 +108,7 @@ def test_a_row_recomputes_the_first_blocks_only_where_that_keeps_the_chance(
     def chance(own: Plan, problem: Problem) -> float | None:
         return 1.0 if risky and mixed(own) else out_of_memory(own, problem)
 
-    monkeypatch.setattr(_trainers, "EXPORTS", ("megatron",))
+    monkeypatch.setattr(_trainers, "NEWEST", ("megatron",))
     monkeypatch.setattr(_trainers, "out_of_memory", chance)
     planned = plan(load_problem(["space=uniform", "search=exact"]))
     (row,) = offers(planned.problem, planned)
@@ -150,7 +150,7 @@ def test_the_ladders_files_are_plans_and_plan_json_says_all_of_it(command: Comma
     path = command.plan_file()
     data = json.loads(path.read_text())
     assert data["trainer"] == "none"
-    assert set(data["trainers"]) == set(EXPORTS)
+    assert set(data["trainers"]) == set(NEWEST)
     levels = [rung for rung in data["ladder"] if rung["plan"] != "plan_simplest.json"]
     chances = [rung["chance"] for rung in levels]
     assert len(chances) > 1

@@ -41,7 +41,7 @@ def test_every_named_run_leaves_a_plan(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # that of bilevel: tests/bilevel/test_job.py
-    monkeypatch.setattr(_trainers, "EXPORTS", one_trainer([name]))
+    monkeypatch.setattr(_trainers, "NEWEST", one_trainer([name]))
     problem = load_problem([f"experiment={name}", *LARGE.get(name, []), *SHORT, *QUIET])
     console = Console(file=StringIO(), width=120)
     seconds = Job(problem, tmp_path, console).run()

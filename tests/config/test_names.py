@@ -91,7 +91,7 @@ def meaning(file: str, text: str) -> object:
     """Return what the reader of a file makes of it, without comments and the values that are names."""
     if file.endswith(".py"):
         return ast.dump(ast.parse(text.encode()))
-    if file.endswith(".sh"):
+    if file.endswith((".sh", ".toml")):
         return [line for line in text.splitlines() if not line.startswith("#")]
     values = yaml.safe_load(text)
     values.pop("config", None)  # of a plan file: names are what it is to keep

@@ -43,7 +43,7 @@ def files(trainer: str, **training: Any) -> dict[str, str]:
     if training.get("fp8_dot_product_attention"):
         given += ["+cluster.devices.toy.peak_TFLOPs.fp8=2.0", "training.precision=fp8"]
         training["precision"] = "fp8"
-    if trainer == "torchtitan" and training.get("tp_comm_overlap"):
+    if trainer.startswith("torchtitan") and training.get("tp_comm_overlap"):
         training["compiled"] = True
     problem = problem_of(tuple(given))
     job = replace(problem.config.training, **training)

@@ -1,6 +1,8 @@
 """`space.trainer`: what a search restricted to a trainer finds, the trainer takes."""
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,12 @@ from darts_parallel.plans.space import outer_spaces
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.plans.trainers import facts, job_facts
 from darts_parallel.problem.problem import Problem, load_problem
-from tests.support.export_plans import LLAMA, MIXTURE, TOY
+from tests.support.export_plans import LLAMA, MIXTURE, TOY, plan_of
 
 FREE = ["space.cp=null", "space.virtual_stages=null", "space.shard_size=null"]
-MODELS = {name: LLAMA if name in ("torchtitan", "nanotron") else TOY for name in EXPORTS}
+MODELS = {
+    name: LLAMA if name in ("torchtitan", "torchtitan_0_2", "nanotron") else TOY for name in EXPORTS
+}
 
 
 def random_plans(problem: Problem, rng: random.Random, count: int) -> list[Plan]:
@@ -214,3 +218,36 @@ def test_galvatrons_own_search_is_layerwise_and_its_runtime_takes_what_it_finds(
     assert found.result is not None
     assert uniform.result is not None
     assert found.result.iteration_time_s <= uniform.result.iteration_time_s * (1 + 2e-3)
+
+
+@pytest.mark.parametrize(
+    ("repeated", "option"),
+    [
+        ([], ("none", "op")),
+        (range(8), ("full", "op")),
+        ([1, 3, 6], ("selective", "2")),
+        ([2, 7], ("selective", "3")),
+        ([4], ("selective", "5")),
+        ([1, 3, 5, 7], None),
+        ([0, 2, 4, 6], None),
+    ],
+)
+def test_torchtitan_0_2_counts_the_blocks_of_a_stage_from_1(
+    repeated: Sequence[int], option: tuple[str, str] | None
+) -> None:
+    """The first stage has five of the eight blocks."""
+    llama = load_problem(LLAMA)
+    base = plan_of(llama, LayerStrategy(1, 4, 1), 4, (6,))
+    layers = tuple(
+        replace(own, recompute="full" if index - 1 in repeated else "none")
+        for index, own in enumerate(base.layers)
+    )
+    if option is None:
+        with pytest.raises(UnsupportedError, match=r"are not every n-th of a stage.*space=uniform"):
+            export_plan(llama, replace(base, layers=layers), "torchtitan_0_2")
+        return
+    text = export_plan(llama, replace(base, layers=layers), "torchtitan_0_2").files[
+        "torchtitan.toml"
+    ]
+    mode, count = option
+    assert f'[activation_checkpoint]\nmode = "{mode}"\nselective_ac_option = "{count}"\n' in text

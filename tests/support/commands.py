@@ -10,7 +10,7 @@ import pytest
 
 from darts_parallel.cli import _trainers
 from darts_parallel.cli.command import main
-from darts_parallel.config import EXPORTS
+from darts_parallel.config import NEWEST
 
 TOY = (
     "model=toy",
@@ -43,8 +43,8 @@ class CommandOutcome:
 
 def one_trainer(arguments: Iterable[str]) -> tuple[str, ...]:
     """The trainer that is asked about a job, another one for other arguments."""
-    number = crc32(" ".join(arguments).encode()) % len(EXPORTS)
-    return EXPORTS[number : number + 1]
+    number = crc32(" ".join(arguments).encode()) % len(NEWEST)
+    return NEWEST[number : number + 1]
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Command:
         self.monkeypatch.setattr(sys, "argv", ["darts-parallel", *arguments])
         self.monkeypatch.chdir(self.folder)
         self.monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-        asked = one_trainer(arguments) if set(QUIET) <= set(arguments) else EXPORTS
-        self.monkeypatch.setattr(_trainers, "EXPORTS", asked)
+        asked = one_trainer(arguments) if set(QUIET) <= set(arguments) else NEWEST
+        self.monkeypatch.setattr(_trainers, "NEWEST", asked)
         status = 0
         try:
             main()

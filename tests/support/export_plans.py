@@ -95,7 +95,11 @@ CASES = {
         TOY, LayerStrategy(1, 2, 1), 4, ("megatron", "deepspeed"), (1, 4, 5)
     ),
     "sequence_parallel": ExportCase(
-        LLAMA, LayerStrategy(2, 2, 1, "full", True), 4, ("megatron", "nanotron", "torchtitan"), (6,)
+        LLAMA,
+        LayerStrategy(2, 2, 1, "full", True),
+        4,
+        ("megatron", "nanotron", "torchtitan", "torchtitan_0_2"),
+        (6,),
     ),
     "interleaved": ExportCase(
         LLAMA,
@@ -109,7 +113,9 @@ CASES = {
     "inside_nodes": ExportCase(
         LLAMA, LayerStrategy(2, 2, 1), 4, ("megatron",), (6,), node_order=(0, 1, 0, 1)
     ),
-    "context": ExportCase(LLAMA, LayerStrategy(1, 2, 3), 4, ("torchtitan", "accelerate"), cp=4),
+    "context": ExportCase(
+        LLAMA, LayerStrategy(1, 2, 3), 4, ("torchtitan", "torchtitan_0_2", "accelerate"), cp=4
+    ),
     "zero_3": ExportCase(
         LLAMA, LayerStrategy(2, 4, 3, "full"), 2, ("megatron", "accelerate", "galvatron")
     ),

@@ -1,8 +1,9 @@
-"""Plans that recompute the first blocks of every stage, for trainers that run these next to uniform ones.
+"""Plans that recompute some blocks of every stage, for trainers that run these next to uniform ones.
 
-Megatron-LM's `--recompute-method block` takes one number of blocks for all stages, and its layout
-takes stages of any lengths. Such a plan keeps as many activations as the memory holds, where a
-uniform one keeps all or none.
+Megatron-LM's `--recompute-method block` takes one number of first blocks for all stages, and its
+layout takes stages of any lengths. torchtitan 0.2.2 recomputes every n-th block of a stage: its
+`torchtitan/distributed/activation_checkpoint.py` counts the blocks of a process. Such a plan keeps
+as many activations as the memory holds, where a uniform one keeps all or none.
 """
 
 from collections.abc import Iterator
@@ -28,8 +29,8 @@ SHIFTS = 8
 """Rounds in which the stage boundaries of the best plan are moved by a layer."""
 
 
-def first_blocks_plan(asked: Asked, seconds: float) -> PricedPlan | None:
-    """Return the fastest plan with the first blocks of every stage recomputed, faster than `seconds`.
+def some_blocks_plan(asked: Asked, seconds: float) -> PricedPlan | None:
+    """Return the fastest plan with some blocks of every stage recomputed, faster than `seconds`.
 
     Returns:
         None where the trainer runs no such plan, or none is faster.
@@ -37,8 +38,10 @@ def first_blocks_plan(asked: Asked, seconds: float) -> PricedPlan | None:
     problem = asked.problem
     tables = asked.tables
     config = problem.config
-    if not config.rules.first_blocks or config.space.cut != LAYER:
+    kind = config.rules.some_blocks
+    if not kind or config.space.cut != LAYER:
         return None
+    every = kind == "every"
     blocks = torch.tensor([layer.recomputable for layer in problem.model.layers])
     best: PricedPlan | None = None
     for number, table in enumerate(tables):
@@ -46,23 +49,23 @@ def first_blocks_plan(asked: Asked, seconds: float) -> PricedPlan | None:
             continue
         for starts in even_cuts(table):
             for pair in _pairs(table):
-                plans = _with_first_blocks(table, pair, starts, blocks, seconds)
+                plans = _with_some_blocks(table, pair, starts, blocks, every, seconds)
                 best = _faster(best, number, table, plans, seconds)
     for _ in range(SHIFTS):
-        moved = best and _moved(best, tables[best.table], blocks)
+        moved = best and _moved(best, tables[best.table], blocks, every)
         if moved is best:
             break
         best = moved
     return best
 
 
-def _moved(best: PricedPlan, table: CostTable, blocks: Tensor) -> PricedPlan:
+def _moved(best: PricedPlan, table: CostTable, blocks: Tensor, every: bool) -> PricedPlan:
     """Return the fastest plan with one stage boundary moved by a layer, or the plan itself."""
     used = set(best.plan.choices[0][blocks].tolist())
     kept, full = sorted(used, key=lambda own: table.choices[own].recompute == "full")
     found = best
     for starts in with_moved_boundaries(table, best.plan, most=0).first_layers:
-        plans = _with_first_blocks(table, (kept, full), starts, blocks, best.time)
+        plans = _with_some_blocks(table, (kept, full), starts, blocks, every, best.time)
         plans = plans[plans.outer == best.plan.outer]
         found = _faster(found, best.table, table, plans, best.time) or found
     return found
@@ -84,10 +87,20 @@ def even_cuts(table: CostTable) -> list[Tensor]:
     return [own for key, own in distinct.items() if list(key) == sorted(set(key))]
 
 
-def _with_first_blocks(
-    table: CostTable, pair: tuple[int, int], starts: Tensor, blocks: Tensor, limit: float
+def _with_some_blocks(
+    table: CostTable,
+    pair: tuple[int, int],
+    starts: Tensor,
+    blocks: Tensor,
+    every: bool,
+    limit: float,
 ) -> HardPlans:
-    """Return the plans with every number of first blocks recomputed, of outer choices that may win."""
+    """Return the plans with every number of first blocks recomputed, of outer choices that may win.
+
+    Args:
+        blocks: Whether a layer can be recomputed, `(L,)`.
+        every: Every n-th block of a stage is recomputed instead, with every n above 1.
+    """
     kept, full = pair
     layers = torch.arange(table.num_layers)
     begun = torch.searchsorted(starts, layers, right=True) - 1
@@ -99,8 +112,9 @@ def _with_first_blocks(
     work = table.time[..., kept].amin(1).sum(1)
     least = work * (1.0 + (table.num_micro_batches - 1.0) / table.pp)
     outer = torch.nonzero(allowed & (least < limit)).flatten()
-    counts = torch.arange(1, most + 1)
-    rows = torch.where(blocks & (place < counts.unsqueeze(1)), full, kept)
+    counts = torch.arange(1, most + 1).unsqueeze(1)
+    repeated = (place + 1) % (counts + 1) == 0 if every else place < counts
+    rows = torch.where(blocks & repeated, full, kept)
     choices = rows.repeat(len(outer), 1)
     return HardPlans(outer.repeat_interleave(most), choices, starts.expand(len(choices), -1))
 

@@ -1,4 +1,4 @@
-"""Megatron-LM's plans that recompute the first blocks of every stage."""
+"""Plans that recompute the first blocks of every stage, or every n-th one."""
 
 from dataclasses import replace
 
@@ -93,6 +93,37 @@ def test_the_file_says_what_the_price_counts(problem: Problem, found: Planned) -
     recomputed = sum(layer.recompute == "full" for layer in found.plan.layers)
     assert "--recompute-method block" in text
     assert f"--recompute-num-layers {recomputed // 2}\n" in text
+
+
+def every_nth(own: Plan, period: int) -> Plan:
+    """Return a plan with the last of every `period` blocks of a stage recomputed, and no other.
+
+    Blocks count from 1 in each process, as in torchtitan 0.2.2.
+    """
+    last = len(own.layers) - 2
+    layers = []
+    for index, layer in enumerate(own.layers):
+        place = index - (own.boundaries[1] - 1 if index >= own.boundaries[1] else 0)
+        repeated = 0 < index < last and place % period == 0
+        layers.append(replace(layer, recompute="full" if repeated else "none"))
+    return replace(own, layers=tuple(layers))
+
+
+@pytest.mark.parametrize("gib", [11.0, 12.0])
+def test_torchtitan_0_2_recomputes_every_nth_block(gib: float) -> None:
+    """Price all periods by hand: none that fits is faster, and the file says the period."""
+    problem = load_problem([*JOB, "trainer=torchtitan_0_2", memory(gib)])
+    tight = tightened(problem)
+    planned = plan(problem)
+    assert planned.result is not None
+    costs = {n: evaluate(every_nth(planned.plan, n), tight) for n in range(1, 6)}
+    seconds = {n: cost.iteration_time_s for n, cost in costs.items() if cost.feasible}
+    best = min(seconds, key=lambda period: seconds[period])
+    assert 1 < best < 5
+    assert planned.plan == every_nth(planned.plan, best)
+    assert planned.result.iteration_time_s == pytest.approx(seconds[best], rel=1e-12)
+    text = export_plan(problem, planned.plan, "torchtitan_0_2").files["torchtitan.toml"]
+    assert f'mode = "selective"\nselective_ac_option = "{best}"\n' in text
 
 
 def test_others_keep_the_uniform_plan(halfway: str) -> None:
