@@ -138,11 +138,11 @@ class DeviceConfig:
     """g of T = (a^g + b^g)^(1/g) for communication next to compute (Pollux); 1: no overlap."""
     reserved_GiB: float | None = ranged(None, 0.0, 1e5)
     """CUDA context, communication buffers, and what the allocator keeps beyond tensors; a framework
-    multiplies what is above 1 GiB. Null: 1 GiB and 2.92 % of the memory."""
-    state_factor: float = ranged(0.975, 1e-2, 1e2)
+    multiplies what is above 1 GiB. Null: 1 GiB and 2.69 % of the memory."""
+    state_factor: float = ranged(0.977, 1e-2, 1e2)
     """Bytes of parameters, gradients and optimizer state that the software holds, per byte of the
     formula: copies of the optimizer step, flat buffers, fragmentation."""
-    activation_factor: float = ranged(0.937, 1e-2, 1e2)
+    activation_factor: float = ranged(0.985, 1e-2, 1e2)
     """Bytes of kept activations per byte of the formula: unfused kernels keep more, the allocator
     wastes."""
     grouped_gemm_efficiency: float = ranged(0.632, 1e-3, 1.0)
@@ -167,7 +167,7 @@ class DeviceConfig:
     def kept_gib(self) -> float:
         """Memory that no plan can use, in 2^30 bytes: by default that of shipped GPUs without runs."""
         if self.reserved_GiB is None:
-            return 1.0 + 0.0292 * self.memory_GiB
+            return 1.0 + 0.0269 * self.memory_GiB
         return self.reserved_GiB
 
 

@@ -18,7 +18,7 @@ from darts_parallel.report.format import (
 )
 from darts_parallel.report.outcome import Outcome
 from darts_parallel.report.stages import stage_table
-from darts_parallel.report.switches import switch_savings
+from darts_parallel.report.switches import averaged_switches, switch_savings
 from darts_parallel.report.text import (
     STOPPED,
     Takers,
@@ -122,8 +122,9 @@ def mask_note(problem: Problem) -> str:
 
 
 def _job_notes(outcome: Outcome) -> Iterator[str]:
-    """Yield the lines that few jobs need: unequal nodes, dollars, failures, uneven batches, savings."""
+    """Yield what is averaged, and lines that few jobs need: nodes, dollars, failures, batches, savings."""
     problem = outcome.problem
+    yield from averaged_switches(problem)
     yield outcome.not_priced
     if lengths := problem.training.lengths:
         full = f"{problem.training.seq_len:,} tokens"

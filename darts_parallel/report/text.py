@@ -21,7 +21,6 @@ from darts_parallel.report.format import percent as _percent
 from darts_parallel.report.format import seconds as _seconds
 from darts_parallel.report.outcome import Outcome
 from darts_parallel.report.stages import stage_table
-from darts_parallel.report.switches import averaged_switches
 
 Takers = Callable[[Plan], Sequence[str]]
 """Names the trainers that take a plan."""
@@ -158,7 +157,6 @@ def report_tables(outcome: Outcome, takers: Takers | None = None) -> list[Table]
 def report_notes(outcome: Outcome) -> Iterator[str]:
     """Yield the lines below the tables: how the search went, and what signs in the tables mean."""
     yield from _indistinguishable(outcome)
-    yield from averaged_switches(outcome.problem)
     if outcome.result is not None:
         yield from _search_lines(outcome, outcome.result)
 

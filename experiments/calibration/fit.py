@@ -88,12 +88,10 @@ def residuals(cases: Sequence[MeasuredCase], parameters: Parameters, latent: Ten
             known[place] = _values_and_slopes(parameters, latent, place)
         leaves, to_latent = known[place]
         prediction = predict(case, leaves)
-        figures = measured_figures(case)
-        for part, measured in figures.items():
+        for part, measured in measured_figures(case).items():
             error = torch.log(getattr(prediction, part)) - log(measured)
-            more = part != list(figures)[-1]
             slopes = torch.autograd.grad(
-                error, list(leaves.values()), retain_graph=more, allow_unused=True
+                error, list(leaves.values()), retain_graph=True, allow_unused=True
             )
             found = torch.stack([torch.zeros_like(error) if s is None else s for s in slopes])
             mixture = case.problem.model.has_experts

@@ -3,7 +3,8 @@
 The posterior of the parameters (Laplace) does not explain everything: the variance of a prediction's
 logarithm is a multiple of theirs (`widening`: the model's form is wrong, too) plus that of release, tuning
 and disturbance (`own`). So a width grows with the distance from what was measured. The two are read off
-held-out runs: 80 % intervals shall hold 80 % of those of left-out houses and sources (of bytes: and models).
+held-out runs: 80 % intervals of seconds shall hold 80 % of those of left-out houses and sources, and bytes
+of left-out houses, sources and models shall be likely.
 A fold counts as the root of its runs: what is asked for next is one more source, not one more run of the
 source with the most.
 
@@ -28,7 +29,14 @@ from darts_parallel.errors import Amounts, Entries
 from darts_parallel.planner import EXPERTS, NORMAL
 from experiments.calibration.calibrated import Parameters, Place
 from experiments.calibration.errors import ErrorSummary, spearman, summarise
-from experiments.calibration.fit import PARTS, Residuals, linear_fit, measured_figures, posterior
+from experiments.calibration.fit import (
+    PARTS,
+    Residuals,
+    linear_fit,
+    measured_figures,
+    posterior,
+    residuals,
+)
 from experiments.calibration.predict import predict
 from experiments.calibration.problems import MeasuredCase
 from experiments.data.runs import MeasuredRun
@@ -226,29 +234,31 @@ def cross_validate(
     Args:
         optimum: Fit to all runs; a fold's fit is the minimum of the problem linearized there.
         found: Errors and Jacobian at `optimum`.
-        kind: A key of `KINDS`. Averaged frameworks are linear in the logarithm around the fold's fit.
+        kind: A key of `KINDS`. Variances and averaged frameworks are linear in the logarithm around
+            the fold's fit.
     """
     result = []
-    rows = zip(found.case.tolist(), found.part.tolist(), found.jacobian, strict=True)
-    slopes = {(i, PARTS[part]): row for i, part, row in rows}
     for fold, held_out in folds(cases, kind).items():
         rest = found.where(torch.tensor([i not in held_out for i in found.case.tolist()]))
         latent = linear_fit(rest, optimum, parameters)
         covariance = posterior(rest, parameters)
         shift = parameters.averaged(latent) - latent
         for i in sorted(held_out):
+            case = cases[i]
             with torch.no_grad():
-                prediction = predict(
-                    cases[i], parameters.values(latent, Place.of_run(cases[i].run))
-                )
-            for part, measured in measured_figures(cases[i]).items():
-                variance = float(slopes[i, part] @ covariance @ slopes[i, part])
-                predicted = float(getattr(prediction, part))
-                averaged = predicted * exp(float(slopes[i, part] @ shift))
-                held = HeldOut(fold, cases[i], part, predicted, measured, variance, averaged)
-                result.append(held)
-            ran = not cases[i].run.out_of_memory
-            result.append(HeldOut(fold, cases[i], FIT, float(prediction.fits), float(ran), 0.0))
+                values = parameters.values(latent, Place.of_run(case.run))
+                fits = float(predict(case, values).fits)
+            if figures := measured_figures(case):
+                own = residuals([case], parameters, latent)
+                rows = zip(figures.items(), own.error.tolist(), own.jacobian, strict=True)
+                for (part, measured), error, slopes in rows:
+                    predicted = measured * exp(error)
+                    variance = float(slopes @ covariance @ slopes)
+                    averaged = predicted * exp(float(slopes @ shift))
+                    held = HeldOut(fold, case, part, predicted, measured, variance, averaged)
+                    result.append(held)
+            ran = float(not case.run.out_of_memory)
+            result.append(HeldOut(fold, case, FIT, fits, ran, 0.0))
     return result
 
 
@@ -263,23 +273,29 @@ def fold_errors(held: Sequence[HeldOut]) -> dict[str, ErrorSummary]:
     return {name: summarise(ratios[name]) for name in order}
 
 
-def width_of(held_out: HeldOutByKind, widenings: Sequence[float] = WIDENINGS) -> Width:
-    """Find the width whose 80 % intervals come closest to holding 80 % of the runs of every kind of fold.
+def width_of(held_out: HeldOutByKind, part: str, widenings: Sequence[float] = WIDENINGS) -> Width:
+    """Find the width of a figure, a name of `PARTS`.
 
-    A fold weighs as much as the root of the number of its runs; of equal widths the narrowest counts.
+    Of seconds: the one whose 80 % intervals come closest to holding 80 % of the runs of every kind of
+    fold. Of bytes, with few houses: the likeliest if errors are normal. A fold weighs as much as the
+    root of the number of its runs; of equal widths the narrowest counts.
     """
     kinds = []
     for held in held_out.values():
         runs = Counter(h.fold for h in held)
-        told = [((h.error / NORMAL) ** 2, h.variance, runs[h.fold] ** -0.5) for h in held]
+        told = [(h.error**2, h.variance, runs[h.fold] ** -0.5) for h in held]
         kinds += [np.array(told).T] if told else []
 
     def misfit(width: Width) -> float:
-        held = (
-            weights @ (needed <= width.own**2 + width.widening * variances) / weights.sum()
-            for needed, variances, weights in kinds
-        )
-        return sum((float(share) - SHARE) ** 2 for share in held)
+        total = 0.0
+        for squares, variances, weights in kinds:
+            spread = width.own**2 + width.widening * variances
+            if part == PARTS[0]:
+                share = np.average(squares <= NORMAL**2 * spread, weights=weights)
+                total += (share - SHARE) ** 2
+            else:
+                total += np.average(np.log(spread) + squares / spread, weights=weights)
+        return total
 
     return min((Width(own, widening) for widening in widenings for own in OWN_SPREADS), key=misfit)
 
@@ -296,8 +312,9 @@ def widths_of(held_out: HeldOutByKind, part: str) -> tuple[Width, Width]:
     """Find the widths of a figure of dense models and of mixtures, whose parameters are widened alike."""
     told = {kind: held for kind, held in held_out.items() if kind in ASKED_NEXT[part]} or held_out
     dense, mixtures = (only(told, "mixture", own) for own in (False, True))
-    found = width_of(dense if any(dense.values()) else mixtures)
-    return found, width_of(mixtures, [found.widening]) if any(mixtures.values()) else found
+    found = width_of(dense if any(dense.values()) else mixtures, part)
+    own = width_of(mixtures, part, [found.widening])
+    return found, own if any(mixtures.values()) else found
 
 
 def standardized(held_out: HeldOutByKind, kind: str, part: str) -> dict[str, Array]:

@@ -67,7 +67,6 @@ def predict(case: MeasuredCase, values: Values) -> Prediction:
     reserve = torch.as_tensor(device.reserved)
     if RESERVED in values:
         reserve = reserved_bytes(values[RESERVED], device.memory)
-    counted = run.memory_metric == DEVICE
     fits = bool(cost.feasible[0])
     if not fits and not run.prints("recompute"):
         fullest = replace(plan, layers=tuple(replace(s, recompute="full") for s in plan.layers))
@@ -75,7 +74,8 @@ def predict(case: MeasuredCase, values: Values) -> Prediction:
     if run.host_GiB is not None and table.host is not None:
         factor = float(torch.as_tensor(device.state_factor).detach())
         fits &= _host_bytes(table, plans, factor) <= run.host_GiB * GIB
-    return Prediction(cost.iteration_time[0], cost.memory[0].max() + reserve * counted, fits)
+    memory = cost.memory[0].max() + reserve * (run.memory_metric == DEVICE)
+    return Prediction(cost.iteration_time[0], memory, fits)
 
 
 def reserved_bytes(fitted: Tensor | float, memory: float) -> Tensor:
@@ -118,7 +118,7 @@ def with_parameters(case: MeasuredCase, values: Values) -> Cluster:
             in_units = moved.clamp(max=FULL.get(name, math.inf)) * unit
             fields[name.removesuffix("_us")] = in_units
     narrow = f"{problem.training.precision}_efficiency"
-    if narrow in NARROW_SHARES and narrow in values:
+    if narrow in values:
         fields[NARROW_FIELD] = values[narrow]
     others = {name: value for name, value in fields.items() if name not in OF_DEVICE}
 

@@ -28,6 +28,9 @@ def test_the_default_job_prints_at_most_32_lines_and_report_md_shows_them(tmp_pa
     lines = default_lines(tmp_path)
     assert len(lines) <= 32, "\n".join(lines)
     assert "best found" in lines[3] or "optimal in the model" in lines[3]
+    assert lines[5].endswith(
+        "averages of measured runs: attention_kernel, tp_comm_overlap, compiled"
+    )
     assert REPORT.read_text(encoding="utf-8") == report_page(lines), (
         "python -m tests.support.screen"
     )
