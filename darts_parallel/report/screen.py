@@ -124,7 +124,8 @@ def mask_note(problem: Problem) -> str:
 def _job_notes(outcome: Outcome) -> Iterator[str]:
     """Yield what is averaged, and lines that few jobs need: nodes, dollars, failures, batches, savings."""
     problem = outcome.problem
-    yield from averaged_switches(problem)
+    if problem.training.software is None:
+        yield from averaged_switches(problem)
     yield outcome.not_priced
     if lengths := problem.training.lengths:
         full = f"{problem.training.seq_len:,} tokens"

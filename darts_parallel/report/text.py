@@ -21,6 +21,7 @@ from darts_parallel.report.format import percent as _percent
 from darts_parallel.report.format import seconds as _seconds
 from darts_parallel.report.outcome import Outcome
 from darts_parallel.report.stages import stage_table
+from darts_parallel.report.switches import averaged_switches
 
 Takers = Callable[[Plan], Sequence[str]]
 """Names the trainers that take a plan."""
@@ -157,6 +158,8 @@ def report_tables(outcome: Outcome, takers: Takers | None = None) -> list[Table]
 def report_notes(outcome: Outcome) -> Iterator[str]:
     """Yield the lines below the tables: how the search went, and what signs in the tables mean."""
     yield from _indistinguishable(outcome)
+    if outcome.problem.training.software:
+        yield from averaged_switches(outcome.problem)
     if outcome.result is not None:
         yield from _search_lines(outcome, outcome.result)
 

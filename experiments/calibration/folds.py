@@ -247,7 +247,7 @@ def cross_validate(
             case = cases[i]
             with torch.no_grad():
                 values = parameters.values(latent, Place.of_run(case.run))
-                fits = float(predict(case, values).fits)
+                fits = predict(case, values).fits
             if figures := measured_figures(case):
                 own = residuals([case], parameters, latent)
                 rows = zip(figures.items(), own.error.tolist(), own.jacobian, strict=True)
@@ -257,7 +257,7 @@ def cross_validate(
                     averaged = predicted * exp(float(slopes @ shift))
                     held = HeldOut(fold, case, part, predicted, measured, variance, averaged)
                     result.append(held)
-            ran = float(not case.run.out_of_memory)
+            ran = not case.run.out_of_memory
             result.append(HeldOut(fold, case, FIT, fits, ran, 0.0))
     return result
 

@@ -232,12 +232,12 @@ def fit_lines(held_out: HeldOutByKind) -> list[str]:
         fits = [h for h in held if h.part == FIT]
         for total in TOTALS:
             own = [h for h in fits if total in (h.total, TOTALS[-1])]
-            ran, out = ([h.predicted for h in own if h.measured == had] for had in (1.0, 0.0))
+            ran, out = ([h.predicted for h in own if h.measured == had] for had in (True, False))
             if ran:
-                refused = round(len(ran) - sum(ran))
+                refused = ran.count(False)
                 share = f"{100 * refused / len(ran):.1f}"
                 rows.append(
-                    (kind, total, *map(str, (len(ran), refused, share, len(out), round(sum(out)))))
+                    (kind, total, *map(str, (len(ran), refused, share, len(out), out.count(True))))
                 )
     header = ("left out", "runs", "ran", "refused", "refused %", "out of memory", "said to fit")
     title = "Fit: the median peak is within the capacity (recomputation not printed: that of full)."
