@@ -21,7 +21,7 @@ from torch import Tensor
 from darts_parallel.config import RunConfig, config_dir, read_yaml
 from darts_parallel.cost import float_tensor
 from darts_parallel.errors import ConfigError
-from darts_parallel.problem import Cluster, Problem
+from darts_parallel.problem import CONTEXT_GIB, GIB, Cluster, Problem
 
 CORRELATION_STEPS = 127
 """Steps of a correlation of 1 in the file: one signed byte."""
@@ -207,16 +207,16 @@ class Posterior:
         """
         known: list[tuple[float, Tensor]] = []
         for device in {group.device for group in cluster.groups}:
-            reserved = float(device.reserved / device.memory)
+            kept = max(float(device.reserved) - CONTEXT_GIB * GIB, 0.0) / device.memory
             where = (family(device.name), framework)
             for factor in FACTORS:
                 rows = [{LatentPlace(name, *where): 1.0} for name in (RESERVED, factor)]
-                known.append((reserved, self.covariances(rows)))
+                known.append((kept, self.covariances(rows)))
 
         def spread(room: float) -> float:
             worst = 0.0
-            for reserved, covariance in known:
-                share = min(reserved / room, 1.0)
+            for kept, covariance in known:
+                share = min(kept / room, 1.0)
                 shares = float_tensor([share, 1.0 - share])
                 worst = max(worst, float(shares @ covariance @ shares))
             return sqrt(worst + self.residuals.memory**2)
