@@ -11,7 +11,6 @@ from statistics import NormalDist
 import numpy as np
 import torch
 
-from darts_parallel.cost import Array
 from darts_parallel.errors import DartsParallelError, Entries
 from darts_parallel.planner import NORMAL
 from darts_parallel.report import markdown_table
@@ -149,7 +148,11 @@ def held_out_lines(kind: str, held_out: HeldOutByKind) -> list[str]:
         for fold, error in fold_errors(own).items():
             members = [h.case for h in own if fold in (h.fold, h.total, TOTALS[-1])]
             plans = len({(case.plan, job_of(case.run)) for case in members})
-            share = f"{100 * _held(scores[fold][:, 0], NORMAL):.0f}" if fold in scores else ""
+            share = (
+                f"{100 * np.mean(np.abs(scores[fold][:, 0]) <= NORMAL):.0f}"
+                if fold in scores
+                else ""
+            )
             rows.append((fold.removesuffix(".csv"), part, *error.cells(), share, str(plans)))
         if part == PARTS[0]:
             others = {
@@ -183,10 +186,6 @@ def titled_table(title: str, header: Sequence[str], rows: Rows) -> list[str]:
     return [title, "", *markdown_table(header, rows, (0, 1))]
 
 
-def _held(scores: Array, half: float) -> float:
-    return float(np.mean(np.abs(scores) <= half))
-
-
 def switch_lines(cases: Sequence[MeasuredCase]) -> list[str]:
     """Write how many runs have each value of a switch, and in how many frameworks it varies."""
     rows = []
@@ -210,9 +209,9 @@ def coverage_lines(held_out: HeldOutByKind) -> list[str]:
     for kind, part in product(held_out, PARTS):
         for total, found in standardized(held_out, kind, part).items():
             scores, widths = found.T
-            shares = [_held(scores, normal.inv_cdf(0.5 + n / 2)) for n in NOMINAL]
-            shares += [float(np.mean(scores >= -normal.inv_cdf(n))) for n in BOUNDS]
-            shares.append(float(np.expm1(NORMAL * np.median(widths))))
+            shares = [np.mean(np.abs(scores) <= normal.inv_cdf(0.5 + n / 2)) for n in NOMINAL]
+            shares += [np.mean(scores >= -normal.inv_cdf(n)) for n in BOUNDS]
+            shares.append(np.expm1(NORMAL * np.median(widths)))
             told = (f"{100 * share:.0f}" for share in shares)
             rows.append((kind, f"{part}, {total}", str(len(scores)), *told))
     nominal = [f"{100 * n:.0f} %" for n in NOMINAL] + [f"below {100 * n:.0f} %" for n in BOUNDS]
