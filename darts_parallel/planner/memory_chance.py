@@ -284,7 +284,12 @@ class _ChanceSearch:
         best = met[-1]
         for found in met[:-1]:
             assert found.result is not None
-            for seconds, plan in found.result.alternatives:
+            known = list(found.result.alternatives)
+            for answer in found.answers:
+                # it may keep the chance where the chosen plan, whose stages were evened, does not
+                if answer.plan is not None and answer.plan.within("uniform"):
+                    known.append((answer.iteration_time_s, answer.plan))
+            for seconds, plan in sorted(known, key=lambda entry: entry[0]):
                 if seconds > _seconds(best) * (1.0 - TIE):
                     break
                 other = _with_plan(found, plan, seconds)
