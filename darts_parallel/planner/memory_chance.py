@@ -132,14 +132,15 @@ def within_chance(asked: Asked, find: Callable[[float], Planned]) -> Planned:
     search = _ChanceSearch(cache(find), asked, headrooms)
     usual = next(i for i, chance in enumerate(LEVELS) if chance <= search.allowed)
     exact = problem.config.search.method == "exact"
+    named = None if exact else search.loosest(usual)
     if exact:
-        named: int | None = 0
         met, refused = search.exact_levels(usual)
     else:
-        named = search.loosest(usual)
         met, refused = search.tighter(usual if named is None else named, usual)
     if met and search.keeps(met[-1]):
-        found = search.explained(met) if exact else search.next_to(met)
+        if exact:
+            return search.explained(met)
+        found = search.next_to(met)
         return search.loosened(found, usual) if named is None else found
     if met and met[-1].interrupted:
         return met[-1]
