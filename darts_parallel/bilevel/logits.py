@@ -163,7 +163,7 @@ class UpperLevel:
         schedules = self._schedules()
         priced = _PricedPlans([], [], [], [])
         for group in self.groups:
-            relaxed = group.relax(schedules, None)
+            relaxed = group.relax(schedules)
             cost = group.price(relaxed, schedules.sharpness)
             steps = (relaxed.choices * prices.on_choices(group.table)).sum((-1, -2))
             steps = steps + prices.by_batch[self.space.batches[group.table_index]]

@@ -109,7 +109,6 @@ UNSEARCHED = {
     "cost.pipeline": "the exact check rests on the closed form",
     "cost.name": "the bits of collectives are priced by that model alone",
     "objective.name": "the loop's objective is time to target",
-    "search.relaxation": "it moves softmax weights",
     "search.num_steps": "bilevel.num_steps counts its weight steps",
     "search.num_restarts": "it has bilevel.num_restarts",
     "search.max_seconds": "bilevel.num_steps bounds it",

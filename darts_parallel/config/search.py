@@ -28,8 +28,6 @@ class SearchConfig:
     """Relaxed plans that descend side by side, from different beginnings."""
     seed: int = ranged(0, 0, 2**63 - 1)
     """Seed of every random number of the search."""
-    relaxation: str = one_of("softmax", ("softmax", "gumbel"))
-    """`softmax`, or `gumbel` for straight-through Gumbel-softmax samples."""
     fitting: str = one_of("splits", FITTINGS)
     """How the best rounded plans are made to fit the memory. Each setting includes the ones before it.
     `repair`: lighter strategies where a stage does not fit. `fill`: faster ones where memory is left.

@@ -6,7 +6,7 @@ Costs are read from the table.
 
 Variables
     o                                  pipeline config.  -> `promising_outers`, `GradientSearch.outer_weights`
-    x[l,c] in {0,1}, sum_c x[l,c] = 1  strategy of a layer    -> `softmax_weights`, `gumbel_weights`
+    x[l,c] in {0,1}, sum_c x[l,c] = 1  strategy of a layer    -> `softmax_weights`
     0 < e[1] < ... < e[K-1] < L        stage boundaries       -> `stage_edges`
     y[l,k] = [e[k] <= l < e[k+1]]      stage of a layer       -> `soft_stages`
     f[d] in [0,1]^2                    shares in host memory  -> `RestartBatch.relax`
@@ -137,7 +137,6 @@ class GradientSearch:
         self.space_kind = space_kind
         self.seed = seed
         self.generator = torch.Generator().manual_seed(seed)
-        self.gumbel = self.generator if config.relaxation == "gumbel" else None
         self.clock = clock or Stopwatch()
         self.pool = PlanPool(list(tables), space_kind, self.clock)
         self._add_first_plans()
@@ -262,7 +261,7 @@ class GradientSearch:
         """Move all parameters once; return a record where one is due."""
         schedules = self.schedules()
         self.optimizer.zero_grad()
-        weights = [group.relax(schedules, self.gumbel) for group in self.groups]
+        weights = [group.relax(schedules) for group in self.groups]
         costs = []
         for group, relaxed in zip(self.groups, weights, strict=True):
             costs.append(group.price(relaxed, schedules.sharpness, group.paths))
@@ -459,7 +458,7 @@ class GradientSearch:
         ranked = []
         for group in self.groups:
             if group.averages is None:
-                group.remember(group.relax(self.schedules(), None), 1)
+                group.remember(group.relax(self.schedules()), 1)
             plans = group.average_plans()
             found = merits(self.pool.tables[group.table_index], plans)
             row = int(found.argmin())

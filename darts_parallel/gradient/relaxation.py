@@ -22,20 +22,6 @@ def softmax_weights(logits: Tensor, allowed: Tensor, temperature: float) -> Tens
     return torch.softmax(masked / temperature, dim=-1)
 
 
-def gumbel_weights(
-    logits: Tensor, allowed: Tensor, temperature: float, generator: torch.Generator
-) -> Tensor:
-    """Return a one-hot sample whose gradient is that of the softmax (straight-through).
-
-    Jang, Gu, Poole 2017 (arXiv 1611.01144), section 2.2. Shapes as `softmax_weights`.
-    """
-    uniform = torch.rand(logits.shape, generator=generator, dtype=logits.dtype)
-    exponential = -torch.log(uniform.clamp(1e-12, 1 - 1e-12))
-    noise = -torch.log(exponential)
-    soft = softmax_weights(logits + noise, allowed, temperature)
-    return straight_through(soft)
-
-
 def straight_through(soft: Tensor) -> Tensor:
     """Return one-hot at the largest weight of the last axis, with the gradient of `soft`.
 

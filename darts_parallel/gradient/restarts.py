@@ -11,7 +11,6 @@ from darts_parallel.exact import number_of_slots
 from darts_parallel.gradient.boundary_rounding import Rounding
 from darts_parallel.gradient.relaxation import (
     Schedules,
-    gumbel_weights,
     soft_stages,
     softmax_weights,
     stage_edges,
@@ -171,21 +170,14 @@ class RestartBatch:
         """Return inner stage boundaries in units, shape `(O, R, K - 1)`."""
         return stage_edges(self.widths, len(self.units))
 
-    def relax(self, schedules: Schedules, gumbel: torch.Generator | None) -> RelaxedPlans:
-        """Return weights of all pipeline configurations and restarts.
-
-        Args:
-            gumbel: Source of straight-through samples; None for the plain softmax.
-        """
+    def relax(self, schedules: Schedules) -> RelaxedPlans:
+        """Return weights of all pipeline configurations and restarts."""
         table = self.table
         allowed = table.allowed[:, None, None, :]
         stages = soft_stages(self.edges, self.centres, schedules.boundary_temperature)
         if schedules.hard_stages:
             stages = straight_through(stages)
-        if gumbel is not None:
-            rows = gumbel_weights(self.logits, allowed, schedules.temperature, gumbel)
-        else:
-            rows = softmax_weights(self.logits, allowed, schedules.temperature)
+        rows = softmax_weights(self.logits, allowed, schedules.temperature)
         if self.space_kind == "stagewise":
             rows = stages @ rows
         choices = rows.expand(-1, -1, table.num_layers, -1)

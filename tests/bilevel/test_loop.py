@@ -239,7 +239,6 @@ def test_a_mixture_prices_lossy_pairs_and_ends_with_a_plan(order: str) -> None:
         (["space.virtual_stages=[1,2]"], "space.virtual_stages=.* is not searched"),
         (["space.shard_size=null"], "space.shard_size=null is not searched"),
         (["cost.pipeline=simulated"], "cost.pipeline=simulated is not searched.*try closed_form"),
-        (["search.relaxation=gumbel"], "search.relaxation=gumbel is not searched.*try softmax"),
         (["export=megatron"], "export=megatron is not searched"),
         (["search.num_steps=7"], "search.num_steps=7 is not searched.*bilevel.num_steps.*try 300"),
     ],

@@ -29,7 +29,6 @@ LARGE = {
     "bloom_176b_384xa100": ["space.pp=12", "space.tp=8"],
     "t5_a10": ["space.pp=2", "space.tp=2"],
     "tight_memory": ["space.pp=8", "search.polish=false"],
-    "gumbel": ["space.pp=8", "space.tp=4"],
     "stagewise": ["space.pp=8", "space.tp=4"],
     "uniform": ["space.pp=8", "space.tp=4"],
 }

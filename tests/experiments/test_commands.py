@@ -46,7 +46,7 @@ def test_options_reach_nested_keys_and_single_values_stand_for_lists() -> None:
         ("seeds=", "seeds= must have a value"),
         ("seeds=abc", "seeds=abc must be a whole number"),
         ("seeds=0", "seeds=0 must be at least 1"),
-        ("search.relaxation=hard", "search.relaxation=hard must be one of softmax, gumbel"),
+        ("search.fitting=hard", "search.fitting=hard must be one of repair, fill, prices, splits"),
         ("methods=[magic]", "methods=magic must be one of"),
         ("problems=[x", "cannot be read"),
     ],

@@ -83,9 +83,8 @@ def test_an_outer_choice_that_left_is_polished_still(monkeypatch: pytest.MonkeyP
     assert one_stays.iteration_time_s == pytest.approx(all_stay.iteration_time_s, rel=1e-9)
 
 
-@pytest.mark.parametrize("relaxation", ["softmax", "gumbel"])
-def test_equal_seeds_give_equal_plans(relaxation: str, toy_problem: Problem) -> None:
-    config = replace(QUICK, relaxation=relaxation, num_steps=20)
+def test_equal_seeds_give_equal_plans(toy_problem: Problem) -> None:
+    config = replace(QUICK, num_steps=20)
     first, second = (search(toy_problem, seed=3, config=config) for _ in range(2))
     assert first.plan == second.plan
     assert first.stages == second.stages
@@ -110,10 +109,7 @@ def replace_seed(problem: Problem, seed: int) -> Problem:
     return replace(problem, config=replace(problem.config, search=settings))
 
 
-@pytest.mark.parametrize("relaxation", ["softmax", "gumbel"])
-def test_every_restart_of_every_configuration_has_a_gradient(
-    relaxation: str, toy_problem: Problem
-) -> None:
+def test_every_restart_of_every_configuration_has_a_gradient(toy_problem: Problem) -> None:
     class Still(GradientSearch):
         def _lower_bounds(self) -> list[torch.Tensor]:  # excludes nothing
             return [torch.zeros(table.num_outer) for table in self.pool.tables]
@@ -121,8 +117,7 @@ def test_every_restart_of_every_configuration_has_a_gradient(
         def move(self) -> None:
             pass
 
-    config = replace(QUICK, relaxation=relaxation)
-    still = Still(build_tables(toy_problem), "layerwise", config, 0)
+    still = Still(build_tables(toy_problem), "layerwise", QUICK, 0)
     still._one_step()
     assert len(still.groups) > 1
     for group in still.groups:

@@ -6,7 +6,6 @@ from darts_parallel.gradient.adam import Adam
 from darts_parallel.gradient.relaxation import (
     Schedules,
     geometric,
-    gumbel_weights,
     smooth_max,
     soft_stages,
     softmax_weights,
@@ -76,14 +75,6 @@ def test_forbidden_choices_get_no_weight_and_no_gradient(seed: int) -> None:
     (weights * torch.rand(6, generator=rng, dtype=torch.float64)).sum().backward()
     assert (weights[:, ~allowed] == 0).all()
     assert (logits.grad[:, ~allowed] == 0).all()
-
-
-def test_gumbel_samples_are_one_hot_and_follow_the_softmax() -> None:
-    rng = torch.Generator().manual_seed(0)
-    logits = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64).expand(20_000, 3)
-    sample = gumbel_weights(logits, torch.tensor([True, True, True]), 1.0, rng)
-    assert ((sample - sample.round()).abs() < 1e-12).all()
-    torch.testing.assert_close(sample.mean(0), torch.softmax(logits[0], 0), atol=0.01, rtol=0)
 
 
 def test_straight_through_rounds_forward_and_is_soft_backward() -> None:
