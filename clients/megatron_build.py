@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import importlib
 import io
 import json
 import os
@@ -98,6 +99,11 @@ def degree(
     )
 
 
+def t5_program() -> Any:
+    """Return the program of T5, which older versions keep elsewhere."""
+    return importlib.import_module("examples.t5.pretrain_t5")
+
+
 def chunks_of(args: Any, rank: int) -> list[dict[str, int]]:
     """Build what one rank holds: layers, parameters in whole and here, of every chunk."""
     if dist.is_initialized():
@@ -127,14 +133,19 @@ def chunks_of(args: Any, rank: int) -> list[dict[str, int]]:
         first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp)
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp)
         with torch.device("meta"):
-            model = gpt_builder(args, first, last, vp_stage=vp, config=config)
+            if args.decoder_num_layers is None:
+                model = gpt_builder(args, first, last, vp_stage=vp, config=config)
+            else:
+                model = t5_program().model_provider(first, last, config=config)
         here = whole = 0
         for name, parameter in model.named_parameters():
             if "word_embeddings" not in name and "output_layer" not in name:
                 here += parameter.numel()
                 whole += parameter.numel() * degree(args, name, parameter)
         mtp = getattr(model, "mtp", None)
-        sizes = {"layers": len(model.decoder.layers), "embedding": first, "head": last}
+        encoder = getattr(model, "encoder", None)
+        blocks = [*getattr(encoder, "layers", ()), *model.decoder.layers]
+        sizes = {"layers": len(blocks), "embedding": first, "head": last}
         sizes["mtp"] = len(getattr(mtp, "layers", ()))
         found.append(sizes | {"whole": whole, "here": here})
     return found

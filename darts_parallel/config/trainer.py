@@ -71,7 +71,7 @@ class Lack:
             require(valid, f"trainer.lacks.when.{key}={wanted}", rule, f"[{wanted}]")
 
     def holds(self, facts: Mapping[str, Any]) -> bool:
-        """Return whether every setting of `plan.trainers.facts` has one of the values.
+        """Return whether every setting of `plans.trainers.facts` has one of the values.
 
         Errors:
             ConfigError: `when` names no setting.
@@ -79,9 +79,14 @@ class Lack:
         for key in self.when.keys() - facts.keys():
             rule = "name a key of the model, the training or a strategy"
             require(False, f"trainer.lacks.when.{key}", rule, closest(key, facts))
+        return self.may_hold(facts)
+
+    def may_hold(self, facts: Mapping[str, Any]) -> bool:
+        """Return whether the settings that are in `facts` have one of the values."""
         return all(
             facts[key] > ABOVE[wanted] if isinstance(wanted, str) else facts[key] in wanted
             for key, wanted in self.when.items()
+            if key in facts
         )
 
     def sentence(self, facts: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ between chunks, chunk `vpp_rank * pp + pp_rank` in order of layers), which exclu
 `--num-layers-per-virtual-pipeline-stage` and `--num-virtual-stages-per-pipeline-rank`.
 """
 
-from darts_parallel.config import DYNAMIC, PADDED, TrainingConfig
+from darts_parallel.config import DYNAMIC, PADDED, ModelConfig, TrainingConfig
 from darts_parallel.export.common import (
     INSTALLED,
     ChunkContent,
@@ -21,6 +21,7 @@ from darts_parallel.export.megatron_layers import (
     hybrid_flags,
     prediction_flags,
     require_first_recomputed,
+    stack_flags,
     window_flags,
     with_halves,
 )
@@ -35,6 +36,8 @@ torchrun --nnodes {nodes} --nproc-per-node {processes} --node-rank "${{NODE_RANK
 """
 PER_TOKEN = "--calculate-per-token-loss --dataloader-type single --cuda-graph-impl none"
 """Flags that all versions of packing want."""
+EXAMPLES = "examples"
+"""Folder of programs that import from the one above it."""
 FSDP_STRATEGY = {2: "optim_grads", 3: "optim_grads_params"}
 
 
@@ -44,7 +47,6 @@ def export(job: Request) -> Exported:
     Errors:
         UnsupportedError: Megatron-LM has no flags for it.
     """
-    job.require_one_stack()
     if job.half_blocks:
         job = with_halves(job)
     strategy = job.uniform()
@@ -123,12 +125,18 @@ def _notes(job: Request) -> list[str]:
     notes = [
         "data, tokenizer, learning rate and checkpoints are yours: bash megatron.sh --data-path ...",
     ]
+    if config.num_encoder_layers:
+        notes.append(
+            "T5's data want --vocab-extra-ids 100 and --tokenizer-type BertWordPieceCase; decoder sequences "
+            "are as long as the encoder's, as the plan counts them"
+        )
     if config.norm_epsilon is None:
         notes.append("model.norm_epsilon is not given: --norm-epsilon is 1e-5 there")
     hybrid = config.hybrid_override_pattern is not None and not job.half_blocks
     if not config.gated_mlp:
         notes.append("the activation of the MLP is written as GELU: --squared-relu for Nemotron")
-    if not config.learned_positions and not hybrid:
+    tables = config.learned_positions or config.relative_position_buckets
+    if not tables and not hybrid:
         notes.append(
             "positions are written as rotary in all layers, over whole heads, without scaling: "
             "--no-rope-freq, --rotary-percent, --use-rope-scaling"
@@ -139,10 +147,7 @@ def _notes(job: Request) -> list[str]:
 
 
 def _script(job: Request, strategy: LayerStrategy, groups: dict[str, Flags]) -> str:
-    # pretrain_bert.py lay next to pretrain_gpt.py until 2026-05
-    program = "pretrain_gpt.py" if job.model.causal else "examples/bert/pretrain_bert.py"
-    if job.model.hybrid_override_pattern is not None:
-        program = "pretrain_hybrid.py"
+    program = _program(job.model)
     nodes, gpus = job.nodes
     lines = [
         "#!/usr/bin/env bash",
@@ -153,6 +158,8 @@ def _script(job: Request, strategy: LayerStrategy, groups: dict[str, Flags]) -> 
     package = INSTALLED.get(job.training.attention_kernel or "")
     if package is not None:
         lines.append(f'python -c "import {package}"  # training.attention_kernel wants it')
+    if program.startswith(EXAMPLES):
+        lines.append('export PYTHONPATH="${MEGATRON:-.}${PYTHONPATH:+:$PYTHONPATH}"')
     # one queue orders tensor-parallel collectives before the kernels that wait; FSDP needs several
     if strategy.zero_stage < 2:
         lines.append("export CUDA_DEVICE_MAX_CONNECTIONS=1")
@@ -164,6 +171,17 @@ def _script(job: Request, strategy: LayerStrategy, groups: dict[str, Flags]) -> 
         LAUNCH.format(nodes=nodes, processes=processes, program=program, arguments=arguments)
     )
     return "\n".join(lines)
+
+
+def _program(model: ModelConfig) -> str:
+    """Return the program that trains a model; those of BERT and T5 moved to the examples in 2026-05."""
+    if model.num_encoder_layers:
+        return f"{EXAMPLES}/t5/pretrain_t5.py"
+    if not model.causal:
+        return f"{EXAMPLES}/bert/pretrain_bert.py"
+    if model.hybrid_override_pattern is not None:
+        return "pretrain_hybrid.py"
+    return "pretrain_gpt.py"
 
 
 def _line(flag: Flag) -> str:
@@ -274,6 +292,11 @@ def _recompute_flags(job: Request) -> Flags:
         return [full, ("recompute-method", "uniform"), ("recompute-num-layers", layers)]
     if job.half_blocks:
         job.refuse("recompute=full for some half blocks only, of which each would keep its input")
+    if job.model.num_encoder_layers:
+        job.refuse(
+            "recompute=full for some blocks only, and --recompute-num-layers counts the encoder's and the "
+            "decoder's each"
+        )
     require_first_recomputed(job)
     blocks = [job.blocks_of(chunk) for chunk in job.chunks]
     counts = [sum(own.recompute == "full" for own in of_chunk) for of_chunk in blocks]
@@ -288,7 +311,7 @@ def _recompute_flags(job: Request) -> Flags:
 def _model_flags(job: Request) -> Flags:
     config = job.model
     hybrid = hybrid_flags(job)
-    flags = hybrid or flags_of(config, "num_layers")
+    flags = hybrid or stack_flags(job)
     flags += [
         ("hidden-size", config.hidden_size),
         ("ffn-hidden-size", config.mlp_width),
@@ -300,7 +323,12 @@ def _model_flags(job: Request) -> Flags:
         flags.append(("kv-channels", config.head_dim))
     # the published hybrids have no positions: their state spaces know the order
     unplaced = hybrid and not job.half_blocks
-    positions = "learned_absolute" if config.learned_positions else "none" if unplaced else "rope"
+    positions = "none" if unplaced else "rope"
+    if config.relative_position_buckets:
+        positions = "relative"
+        flags.append(("relative-attention-num-buckets", config.relative_position_buckets))
+    if config.learned_positions:
+        positions = "learned_absolute"
     flags += [
         ("max-position-embeddings", config.max_seq_len),
         ("position-embedding-type", positions),

@@ -68,6 +68,30 @@ def hybrid_flags(job: Request) -> Flags:
     return flags
 
 
+def stack_flags(job: Request) -> Flags:
+    """Return the number of layers, of encoder and decoder where the model has both.
+
+    Errors:
+        UnsupportedError: the two have different numbers. `examples/t5/pretrain_t5.py` gives both that of
+            `--encoder-num-layers`.
+    """
+    config = job.model
+    layers = config.num_encoder_layers
+    if not layers:
+        return flags_of(config, "num_layers")
+    if config.num_layers != 2 * layers:
+        job.refuse(
+            f"model.num_layers={config.num_layers} with model.num_encoder_layers={layers}, and its T5 has "
+            "as many decoder layers",
+            f"model.num_layers={2 * layers}",
+        )
+    return [
+        ("encoder-num-layers", layers),
+        ("decoder-num-layers", layers),
+        ("decoder-seq-length", job.training.seq_len),
+    ]
+
+
 def segments(job: Request) -> str:
     """Cut the hybrid pattern at the plan's stages, e.g. `M-M*|M-M-`."""
     pattern = job.model.hybrid_override_pattern or ""

@@ -39,7 +39,8 @@ def some_blocks_plan(asked: Asked, seconds: float) -> PricedPlan | None:
     tables = asked.tables
     config = problem.config
     kind = config.rules.some_blocks
-    if not kind or config.space.cut != LAYER:
+    # the first blocks of a stage are the encoder's, and a trainer counts those of the decoder, too
+    if not kind or config.space.cut != LAYER or config.model.num_encoder_layers:
         return None
     every = kind == "every"
     blocks = torch.tensor([layer.recomputable for layer in problem.model.layers])

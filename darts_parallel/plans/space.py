@@ -43,7 +43,13 @@ from darts_parallel.plans.degrees import (
 from darts_parallel.plans.legality import refuse_model
 from darts_parallel.plans.own_stages import own_cuts
 from darts_parallel.plans.strategy import LayerStrategy, Plan, Strategies
-from darts_parallel.plans.trainers import job_facts, lacking, trainer_parts, trainer_runs
+from darts_parallel.plans.trainers import (
+    job_facts,
+    lacking,
+    rules_of_job,
+    trainer_parts,
+    trainer_runs,
+)
 from darts_parallel.problem import (
     Cluster,
     MeasuredTimes,
@@ -156,7 +162,7 @@ def outer_spaces(problem: Problem) -> list[OuterSpace]:
     _, offloaded = space.shares or (0.0, 0.0)
     job = job_facts(model, training, problem.software, offloaded)
     rules = config.abilities(space.trainer) if space.trainer else None
-    runs = partial(trainer_runs, rules, job) if rules else None
+    runs = partial(trainer_runs, rules_of_job(rules, job), job) if rules else None
     result: list[OuterSpace] = []
     for whole in _whole_spaces(space, model, cluster, training.seq_len, tensor):
         outer = _legal_part(whole, space, training.global_batch_size, node_sizes(cluster), runs)

@@ -48,6 +48,9 @@ LAYER_VALUES: dict[str, tuple[int | str, ...]] = {
 }
 """Values of fields that have few."""
 
+PLAIN = (int, bool, str)
+"""Types of Python that JSON takes as they are."""
+
 
 class Layout(NamedTuple):
     """How the ranks of a layer hold what it passes on."""
@@ -66,7 +69,10 @@ def _settle_integers(record: Any) -> None:
 
 
 def _settled(value: Any) -> Any:
-    return int(value) if type(value) is not bool and isinstance(value, Integral) else value
+    # an exact type takes a tenth of the time of a question to `Integral`
+    if type(value) in PLAIN:
+        return value
+    return int(value) if isinstance(value, Integral) else value
 
 
 @dataclass(frozen=True, order=True)

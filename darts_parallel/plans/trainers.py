@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from darts_parallel.config import LOSSLESS, MAMBA, Config, Trainer, TrainingConfig
@@ -60,6 +61,17 @@ def facts(job: Entries, pp: int, cp: int, schedule: str, strategy: LayerStrategy
     own["shard_size"] = 0 if not strategy.zero_stage or shards == copies else shards
     own["ep_across_replicas"] = strategy.ep if sharded * strategy.tp % strategy.ep else 1
     return job | own | {"pp": pp, "cp": cp, "schedule": schedule}
+
+
+def rules_of_job(rules: Trainer, job: Entries) -> Trainer:
+    """Return the abilities of a trainer without what it lacks in other jobs alone.
+
+    Errors:
+        ConfigError: a combination that it lacks names no setting.
+    """
+    plain = facts(job, 1, 1, "", LayerStrategy(1, 1))
+    lacks = [lack for lack in rules.lacks if lack.holds(plain) or lack.may_hold(job)]
+    return replace(rules, lacks=lacks)
 
 
 def trainer_runs(

@@ -142,8 +142,15 @@ class Model:
         near = self.config.window_kv_heads
         if not self.replicated_key_values or heads is None or tp <= heads:
             return self
-        copied = replace(self.config, num_kv_heads=tp, window_kv_heads=near and max(near, tp))
-        return replace(self, config=copied)
+        if tp not in self.with_copies:
+            copied = replace(self.config, num_kv_heads=tp, window_kv_heads=near and max(near, tp))
+            self.with_copies[tp] = replace(self, config=copied)
+        return self.with_copies[tp]
+
+    @cached_property
+    def with_copies(self) -> "dict[int, Model]":
+        """The models of `on_ranks` by `tp`, as far as they were asked."""
+        return {}
 
     @property
     def layer_names(self) -> tuple[str, ...]:

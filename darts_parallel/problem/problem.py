@@ -40,14 +40,25 @@ class Problem:
     model."""
 
     @staticmethod
-    def from_config(config: Config) -> "Problem":
-        """Derive the domain objects (SI units) from the checked configuration."""
+    def from_config(config: Config, near: "Problem | None" = None) -> "Problem":
+        """Derive the domain objects (SI units) from the checked configuration.
+
+        Args:
+            near: A problem whose model serves again where it is the same, with all that it derived.
+        """
         training = config.job(config.space.trainer)
         software = read_software(training.software, config.own_software).under(training)
         cluster = Cluster.from_config(config.cluster, config.training.precision, software)
         measured = _measured(config) if config.cost.name == "profiled" else None
         block, measured = captured_block(config, cluster) or (None, measured)
-        return Problem(config, _model(config, block), cluster, training, measured, software)
+        model = _model(config, block)
+        if near is not None and near.model == model:
+            model = near.model
+        targets = config.training.lora_targets
+        wanted = f"training.lora_targets={as_yaml(list(targets))}"
+        rule = "name a product outside of routed experts"
+        require(model.num_trained_parameters > 0, wanted, rule, "[linear_qkv]")
+        return Problem(config, model, cluster, training, measured, software)
 
     @cached_property
     def priced(self) -> dict[Any, Any]:
@@ -77,7 +88,7 @@ class Problem:
         Errors:
             ConfigError: another rule forbids the change.
         """
-        changed = Problem.from_config(replace(self.config, **parts))
+        changed = Problem.from_config(replace(self.config, **parts), self)
         return replace(changed, headroom=self.headroom)
 
     def with_training(self, **values: Any) -> "Problem":
@@ -129,13 +140,9 @@ def _model(config: Config, block: LayerSpec | None) -> Model:
     joined = ends == "always" or ((hybrid or halves) and ends == "hybrids")
     targets = tuple(training.lora_targets)
     copies = config.rules.replicated_key_values
-    model = Model(
+    return Model(
         config.model, training.fused_attention, joined, rank, targets, block, halves, copies
     )
-    wanted = f"training.lora_targets={as_yaml(list(targets))}"
-    rule = "name a product outside of routed experts"
-    require(model.num_trained_parameters > 0, wanted, rule, "[linear_qkv]")
-    return model
 
 
 def _measured(config: Config) -> MeasuredTimes:

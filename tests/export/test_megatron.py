@@ -171,7 +171,10 @@ def test_a_megatron_script_is_shell(name: str) -> None:
     )
     given = run.stdout.splitlines()
     assert given[-2:] == ["--lr", "1"]
+    model = CASES[name].build()[0].config.model
+    if model.num_encoder_layers:
+        assert "./examples/t5/pretrain_t5.py" in given
+        assert given[given.index("--encoder-num-layers") + 1] == str(model.num_encoder_layers)
+        return
     assert "./pretrain_gpt.py" in given
-    assert given[given.index("--num-layers") + 1] == str(
-        CASES[name].build()[0].config.model.num_layers
-    )
+    assert given[given.index("--num-layers") + 1] == str(model.num_layers)

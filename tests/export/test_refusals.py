@@ -6,7 +6,7 @@ import pytest
 from darts_parallel import plan
 from darts_parallel.config.schema import EXPORTS
 from darts_parallel.errors import UnsupportedError
-from darts_parallel.export import export_plan
+from darts_parallel.export import export_plan, refusals
 from darts_parallel.plans.strategy import LayerStrategy
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.schedules import find
@@ -243,7 +243,50 @@ def test_a_model_that_a_trainer_lacks_is_refused(bare_toy: Problem) -> None:
             export_plan(bare_toy, plan, target)
     t5 = load_problem(["model=t5_1_3b", "training=t5_1_3b", "cluster=toy"])
     with pytest.raises(UnsupportedError, match="an encoder and a decoder"):
-        export_plan(t5, plan_of(t5, LayerStrategy(1, 8), 4), "megatron")
+        export_plan(t5, plan_of(t5, LayerStrategy(1, 8), 4), "galvatron")
+
+
+@pytest.mark.parametrize(
+    ("change", "strategy", "cuts", "sentence"),
+    [
+        ("model.num_layers=6", LayerStrategy(1, 8), (), "as many decoder layers; .*num_layers=4"),
+        ("model.qk_norm=true", LayerStrategy(1, 8), (), "no norms of queries and keys"),
+        ("model.dropout=false", LayerStrategy(1, 4), (4,), "its T5 has no pipeline"),
+    ],
+)
+def test_the_refusals_of_megatrons_t5(
+    change: str, strategy: LayerStrategy, cuts: tuple[int, ...], sentence: str
+) -> None:
+    t5 = load_problem([*TOY, "model.num_encoder_layers=2", change])
+    with pytest.raises(UnsupportedError, match=sentence):
+        export_plan(t5, plan_of(t5, strategy, 2, cuts), "megatron")
+
+
+def test_megatrons_t5_recomputes_all_blocks_or_none() -> None:
+    """`--recompute-num-layers` counts the blocks of the encoder and those of the decoder."""
+    t5 = load_problem([*TOY, "model.num_encoder_layers=2"])
+    whole = plan_of(t5, LayerStrategy(1, 8), 2)
+    layers = list(whole.layers)
+    layers[1] = replace(layers[1], recompute="full")
+    some = replace(whole, layers=tuple(layers))
+    assert refusals(t5, whole, "megatron") == []
+    why, _ = refusals(t5, some, "megatron")[0]
+    assert "counts the encoder's and the decoder's each" in why
+
+
+def test_a_table_of_relative_positions_is_written_for_megatrons_t5() -> None:
+    relative = [
+        "model.num_encoder_layers=2",
+        "model.learned_positions=false",
+        "model.relative_position_buckets=32",
+    ]
+    t5 = load_problem([*TOY, *relative])
+    script = export_plan(t5, plan_of(t5, LayerStrategy(1, 8), 2), "megatron").files["megatron.sh"]
+    assert "--position-embedding-type relative" in script
+    assert "--relative-attention-num-buckets 32" in script
+    flash = load_problem([*TOY, *relative, "training.attention_kernel=fa2"])
+    with pytest.raises(UnsupportedError, match="no table of relative positions"):
+        export_plan(flash, plan_of(flash, LayerStrategy(1, 8), 2), "megatron")
 
 
 def test_the_refusals_of_the_torchtitan_pipeline() -> None:

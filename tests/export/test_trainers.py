@@ -97,6 +97,7 @@ HANDED = {
     [
         *(("deepspeed", model) for model in HANDED),
         *(("accelerate", m) for m in HANDED if m != "mixture"),
+        ("megatron", "encoder and decoder"),
     ],
 )
 def test_every_plan_of_a_trainer_that_is_handed_the_model_is_exported(

@@ -127,6 +127,9 @@ CASES = {
     "experts_folded": ExportCase(
         MIXTURE, LayerStrategy(2, 2, 1, "full", True, ep=2, etp=2), 4, ("megatron",), (6,)
     ),
+    "encoder_decoder": ExportCase(
+        [*TOY, "model.num_encoder_layers=2"], LayerStrategy(2, 4, 1, "full", True), 2, ("megatron",)
+    ),
     "latent_attention": ExportCase(
         LATENT, LayerStrategy(1, 2, 1, "selective", ep=2), 4, ("megatron",), (3, 5, 7)
     ),
