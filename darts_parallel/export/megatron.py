@@ -36,8 +36,6 @@ torchrun --nnodes {nodes} --nproc-per-node {processes} --node-rank "${{NODE_RANK
 """
 PER_TOKEN = "--calculate-per-token-loss --dataloader-type single --cuda-graph-impl none"
 """Flags that all versions of packing want."""
-EXAMPLES = "examples"
-"""Folder of programs that import from the one above it."""
 FSDP_STRATEGY = {2: "optim_grads", 3: "optim_grads_params"}
 
 
@@ -158,7 +156,7 @@ def _script(job: Request, strategy: LayerStrategy, groups: dict[str, Flags]) -> 
     package = INSTALLED.get(job.training.attention_kernel or "")
     if package is not None:
         lines.append(f'python -c "import {package}"  # training.attention_kernel wants it')
-    if program.startswith(EXAMPLES):
+    if "/" in program:  # it imports from the folder of Megatron-LM
         lines.append('export PYTHONPATH="${MEGATRON:-.}${PYTHONPATH:+:$PYTHONPATH}"')
     # one queue orders tensor-parallel collectives before the kernels that wait; FSDP needs several
     if strategy.zero_stage < 2:
@@ -176,9 +174,9 @@ def _script(job: Request, strategy: LayerStrategy, groups: dict[str, Flags]) -> 
 def _program(model: ModelConfig) -> str:
     """Return the program that trains a model; those of BERT and T5 moved to the examples in 2026-05."""
     if model.num_encoder_layers:
-        return f"{EXAMPLES}/t5/pretrain_t5.py"
+        return "examples/t5/pretrain_t5.py"
     if not model.causal:
-        return f"{EXAMPLES}/bert/pretrain_bert.py"
+        return "examples/bert/pretrain_bert.py"
     if model.hybrid_override_pattern is not None:
         return "pretrain_hybrid.py"
     return "pretrain_gpt.py"
