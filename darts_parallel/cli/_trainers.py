@@ -186,4 +186,4 @@ class _TrainerRows:
 def own_problem(problem: Problem, name: str) -> Problem:
     """Return the problem of a trainer: uniform plans that it runs, by its own efficiencies."""
     config = problem.config.for_trainer(name, executable=False, kind="uniform")
-    return Problem.from_config(config, problem).leaving_free(problem.headroom)
+    return Problem.from_config(config, problem.model).leaving_free(problem.headroom)

@@ -40,11 +40,11 @@ class Problem:
     model."""
 
     @staticmethod
-    def from_config(config: Config, near: "Problem | None" = None) -> "Problem":
+    def from_config(config: Config, known: Model | None = None) -> "Problem":
         """Derive the domain objects (SI units) from the checked configuration.
 
         Args:
-            near: A problem whose model serves again where it is the same, with all that it derived.
+            known: A model that serves again where it is the same, with all that it derived.
         """
         training = config.job(config.space.trainer)
         software = read_software(training.software, config.own_software).under(training)
@@ -52,8 +52,8 @@ class Problem:
         measured = _measured(config) if config.cost.name == "profiled" else None
         block, measured = captured_block(config, cluster) or (None, measured)
         model = _model(config, block)
-        if near is not None and near.model == model:
-            model = near.model
+        if known == model:
+            model = known
         targets = config.training.lora_targets
         wanted = f"training.lora_targets={as_yaml(list(targets))}"
         rule = "name a product outside of routed experts"
@@ -88,7 +88,7 @@ class Problem:
         Errors:
             ConfigError: another rule forbids the change.
         """
-        changed = Problem.from_config(replace(self.config, **parts), self)
+        changed = Problem.from_config(replace(self.config, **parts), self.model)
         return replace(changed, headroom=self.headroom)
 
     def with_training(self, **values: Any) -> "Problem":
