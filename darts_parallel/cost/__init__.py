@@ -65,6 +65,7 @@ from darts_parallel.cost.pruning import compared_costs as compared_costs
 from darts_parallel.cost.pruning import without_dominated as without_dominated
 from darts_parallel.cost.pruning import without_needless_simulation as without_needless_simulation
 from darts_parallel.cost.rows import Rows as Rows
+from darts_parallel.cost.schedule_graph import Graph as Graph
 from darts_parallel.cost.schedule_graph import compiled as compiled
 from darts_parallel.cost.searcher import CONSTANTS as CONSTANTS
 from darts_parallel.cost.searcher import Product as Product
