@@ -77,6 +77,10 @@ class Study(Generic[Task, Row]):
         """Return the name of the page and of the files."""
         return self.page or self.name
 
+    def folder(self, options: "StudyOptions") -> Path:
+        """Return the folder of the files."""
+        return Path(options.out or f"outputs/{self.name}")
+
 
 def run_study(study: Study[Task, Row], tasks: Mapping[str, Task], options: StudyOptions) -> int:
     """Solve all tasks, write what came out, and return the exit status.
@@ -84,7 +88,7 @@ def run_study(study: Study[Task, Row], tasks: Mapping[str, Task], options: Study
     Args:
         tasks: Every task by the name that is shown when it is done.
     """
-    folder = Path(options.out or f"outputs/{study.name}")
+    folder = study.folder(options)
     done = {}
     rows = []
     status = 0

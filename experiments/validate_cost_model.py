@@ -7,7 +7,8 @@
 
 Predicts each run that the cost model can express, and prints the error by source and overall, what the order
 of plans costs in every job (rank correlation, regret of the first choice and of the best of three), and every
-row that was not used with its reason. A folder holds CSV files (columns: experiments/data/README.md).
+row that was not used with its reason. Leaves ranking.csv (one line a job, regrets as fractions) next to
+validation.csv. A folder holds CSV files (columns: experiments/data/README.md).
 `held_out` refits without every whole house (publisher and framework), source or model, repeats both with
 predictions that never saw the fold, as fitted and with the average framework's figures of seconds, and
 counts how many runs the 80 % intervals hold.
@@ -19,10 +20,17 @@ from functools import partial
 from pathlib import Path
 
 from darts_parallel.config import one_of, run_main
+from darts_parallel.plans import write_text
 from darts_parallel.report import markdown_table
 from experiments.calibration.calibrated import SHIPPED, Calibrated, Parameters, Place
 from experiments.calibration.fit import residuals
-from experiments.calibration.folds import KINDS, cross_validate, job_rankings
+from experiments.calibration.folds import (
+    KINDS,
+    JobRanking,
+    cross_validate,
+    job_rankings,
+    rankings_csv,
+)
 from experiments.calibration.problems import MeasuredCase
 from experiments.calibration.report import (
     ERROR_HEADER,
@@ -68,12 +76,13 @@ class ValidationOptions(StudyOptions):
 
 
 def report(
-    outcomes: Sequence[RowOutcome], parameters: Calibrated, options: ValidationOptions
+    outcomes: Sequence[RowOutcome],
+    parameters: Calibrated,
+    options: ValidationOptions,
+    jobs: Sequence[JobRanking],
 ) -> str:
     """Return the errors by source, held out, and of the orders of plans."""
     cases = [o.case for o in outcomes if o.case]
-    known = [o.predicted_iteration_s or 0.0 for o in outcomes if o.case]
-    jobs = job_rankings(cases, known)
     held_out = held_out_reports(cases, parameters, options.held_out)
     errors = markdown_table(ERROR_HEADER, error_rows(outcomes))
     ranking = markdown_table(RANKING_HEADER, ranking_rows(jobs))
@@ -90,15 +99,19 @@ def validate(options: ValidationOptions) -> int:
     outcomes = predict_runs(runs, parameters)
     unused = skipped_lines(outcomes, others)
     print("\n  ".join([f"Not used ({len(unused)}):" if unused else "Every row was used.", *unused]))
+    known = [o.predicted_iteration_s or 0.0 for o in outcomes if o.case]
+    jobs = job_rankings([o.case for o in outcomes if o.case], known)
     study = Study(
         "validate_cost_model",
         "How far is the cost model from measured runs?",
         "runs of frameworks and GPUs that nobody has published.",
         lambda found: found,
-        partial(report, parameters=parameters, options=options),
+        partial(report, parameters=parameters, options=options, jobs=jobs),
         page="validation",
     )
-    return run_study(study, {"all runs": outcomes}, options)
+    status = run_study(study, {"all runs": outcomes}, options)
+    write_text(study.folder(options) / "ranking.csv", rankings_csv(jobs))
+    return status
 
 
 def held_out_reports(

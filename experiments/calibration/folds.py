@@ -18,7 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
-from math import comb, exp, log, log2, nan
+from math import comb, exp, isnan, log, log2, nan
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from torch import Tensor
 from darts_parallel.cost import Array
 from darts_parallel.errors import Amounts, Entries
 from darts_parallel.planner import EXPERTS, NORMAL
+from darts_parallel.report import csv_text
 from experiments.calibration.calibrated import Parameters, Place
 from experiments.calibration.errors import ErrorSummary, spearman, summarise
 from experiments.calibration.fit import (
@@ -112,6 +113,18 @@ def _ranking(
         losses[name, trials] = regret(orders[name], truth, trials)
     correlation = spearman(orders[MODEL].tolist(), truth.tolist())
     return JobRanking(runs[0].name, len(plans), correlation, losses)
+
+
+def rankings_csv(rankings: Sequence[JobRanking]) -> str:
+    """Return a line a job: plans, rank correlation, and the regrets of every order, as fractions."""
+    columns = list(product(ORDERS, TRIALS))
+    names = [f"{order}_regret_{trials}".removeprefix("model_") for order, trials in columns]
+    rows = []
+    for job in rankings:
+        regrets = [f"{job.regret[column]:.6g}" for column in columns]
+        correlation = "" if isnan(job.spearman) else f"{job.spearman:.6g}"
+        rows.append((job.name, job.plans, correlation, *regrets))
+    return csv_text(("job", "plans", "spearman", *names), rows)
 
 
 def regret(scores: Array, truth: Array, trials: int) -> float:

@@ -95,6 +95,26 @@ def test_validation_writes_one_line_a_row(
     assert "2 of 4 rows used" in printed
 
 
+def test_validation_ranks_the_plans_of_a_job(tmp_path: Path) -> None:
+    """Of four measured plans the second is the fastest, and 25 % faster than the smallest degrees."""
+    data = tmp_path / "data"
+    data.mkdir()
+    plans = [("1", "8"), ("2", "4"), ("4", "2"), ("8", "1")]
+    seconds = ["0.5", "0.4", "0.6", "0.8"]
+    rows = [
+        {"tp": tp, "dp": dp, "micro_batch": tp, "iteration_s": own}
+        for (tp, dp), own in zip(plans, seconds, strict=True)
+    ]
+    write_rows(data / "a.csv", rows)
+    assert validate(ValidationOptions(data=str(data), out=str(tmp_path))) == 0
+    with (tmp_path / "ranking.csv").open() as stream:
+        (job,) = csv.DictReader(stream)
+    assert (job["plans"], float(job["chance_regret_1"])) == ("4", pytest.approx(0.4375))
+    assert float(job["smallest_regret_1"]) == pytest.approx(0.25)
+    assert float(job["regret_3"]) <= float(job["regret_1"]) <= 1.0
+    assert -1.0 <= float(job["spearman"]) <= 1.0
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [
