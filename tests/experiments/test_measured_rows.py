@@ -96,7 +96,7 @@ def test_validation_writes_one_line_a_row(
 
 
 def test_validation_ranks_the_plans_of_a_job(tmp_path: Path) -> None:
-    """Of four measured plans the second is the fastest, and 25 % faster than the smallest degrees."""
+    """The second of four measured plans is the fastest; the smallest degrees take 25 % longer."""
     data = tmp_path / "data"
     data.mkdir()
     plans = [("1", "8"), ("2", "4"), ("4", "2"), ("8", "1")]
