@@ -120,26 +120,17 @@ def operator_choices(
     for combined in product(*by_axis):
         by_tensor = zip(*(split.states for split in combined), strict=True)
         states = tuple(by_tensor) or ((),) * len(op.tensors)
-        if states not in known and _is_possible(job, op, combined, states):
-            known[states] = _choice(job, op, combined, states)
+        if states in known or not _is_possible(job, op, combined, states):
+            continue
+        given = states[: len(op.inputs)]
+        made = states[len(op.inputs) :]
+        inner = tuple(_loss_steps(job, op, combined))
+        seconds = job.operator_seconds(op, given, made) + sum(map(job.mesh.seconds, inner))
+        if op.is_end:  # one list for both: they may choose together
+            given = made = states
+        labels = tuple(split.label for split in combined)
+        known[states] = OperatorChoice(labels, given, made, seconds, inner)
     return list(known.values())
-
-
-def _choice(
-    job: GraphJob,
-    op: GraphOperator,
-    combined: Sequence[Split],
-    states: tuple[State, ...],
-) -> OperatorChoice:
-    """Price an operator in states of all its tensors."""
-    given = states[: len(op.inputs)]
-    made = states[len(op.inputs) :]
-    inner = tuple(_loss_steps(job, op, combined))
-    seconds = job.operator_seconds(op, given, made) + sum(map(job.mesh.seconds, inner))
-    if op.is_end:  # one list for both: they may choose together
-        given = made = states
-    labels = tuple(split.label for split in combined)
-    return OperatorChoice(labels, given, made, seconds, inner)
 
 
 def _is_possible(

@@ -30,16 +30,6 @@ def picture(planned: PlannedGraph) -> str:
     Views, relays, parameters and values without a gradient are left out; edges go around them.
     """
     boxes = _boxes(planned)
-    lines = _drawn_boxes(planned, boxes)
-    for (start, end), moves in _edges(planned, {op.name for op in boxes}).items():
-        names = {"start": json.dumps(start), "end": json.dumps(end)}
-        colour = "red" if moves else "gray"
-        lines.append(EDGE.format(**names, text=json.dumps(", ".join(moves)), colour=colour))
-    return FILE.format(lines="\n".join(lines))
-
-
-def _drawn_boxes(planned: PlannedGraph, boxes: list[GraphOperator]) -> list[str]:
-    """Write operators, each with its module and its splits."""
     lines = []
     colours: dict[str, str] = {}
     for op in boxes:
@@ -51,7 +41,11 @@ def _drawn_boxes(planned: PlannedGraph, boxes: list[GraphOperator]) -> list[str]
         module = op.module.rpartition(".")[2] or op.name
         text = json.dumps(f"{name}\n{module}: {splits}", ensure_ascii=False)
         lines.append(BOX.format(name=json.dumps(op.name), text=text, colour=colour))
-    return lines
+    for (start, end), moves in _edges(planned, {op.name for op in boxes}).items():
+        names = {"start": json.dumps(start), "end": json.dumps(end)}
+        colour = "red" if moves else "gray"
+        lines.append(EDGE.format(**names, text=json.dumps(", ".join(moves)), colour=colour))
+    return FILE.format(lines="\n".join(lines))
 
 
 def _boxes(planned: PlannedGraph) -> list[GraphOperator]:

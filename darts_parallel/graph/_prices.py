@@ -61,16 +61,20 @@ class KernelGroups:
     """Which operators of a graph share a kernel."""
 
     def __init__(self, graph: ModuleGraph) -> None:
+        from scipy.cluster.hierarchy import DisjointSet  # slow to import
+
         self.graph = graph
         self._users: dict[str, list[GraphOperator]] = defaultdict(list)
         self.base: dict[str, str] = {}
         """The value that every value is a view of, or itself."""
         for op in graph.operators:
             self._add_views(op)
-        self._kernel = {op.name: op.name for op in graph.operators}
-        """An operator of the same kernel, by operator; the first one of a kernel names itself."""
+        self._kernel = DisjointSet(op.name for op in graph.operators)
+        """Operators of one kernel; operators join the makers of inputs that never reach memory."""
         for op in graph.operators:
-            self._join_kernels(op)
+            for name in op.inputs:
+                if not self.materialized(name):
+                    self._kernel.merge(op.name, graph.maker(self.base[name]).name)
         self._read: set[tuple[str, str]] = set()
         self.uses: dict[str, KernelUse] = {}
         for op in graph.operators:
@@ -88,29 +92,17 @@ class KernelGroups:
             for name in op.inputs:
                 self._users[self.base[name]].append(op)
 
-    def _join_kernels(self, op: GraphOperator) -> None:
-        """Join an operator with the makers of inputs that never reach memory."""
-        for name in op.inputs:
-            if not self.materialized(name):
-                maker = self.graph.maker(self.base[name]).name
-                self._kernel[self._find(op.name)] = self._find(maker)
-
     def materialized(self, name: str) -> bool:
         """Return whether a value is written to memory: not where one kernel makes and uses it."""
         base = self.base[name]
         ends = [self.graph.maker(base), *self._users[base]]
         return len(ends) != 2 or not all(end.pointwise or end.op in FUSED for end in ends)
 
-    def _find(self, name: str) -> str:
-        while self._kernel[name] != name:
-            name = self._kernel[name]
-        return name
-
     def _use(self, op: GraphOperator) -> KernelUse:
         """Say what an operator reads, writes and keeps; a kernel reads a value once."""
         if op.op in FREE:
             return KernelUse(kept=(0,) if op.op == PARAMETER else ())
-        kernel = self._find(op.name)
+        kernel = self._kernel[op.name]
         reads = []
         for k, name in enumerate(op.inputs):
             read = kernel, self.base[name]

@@ -133,31 +133,17 @@ class GraphProgramme:
                 self._marginal(cells, fan.producer, np.flatnonzero(fan.made == p))
             for cells, state in zip(grid.T, used, strict=True):
                 self._marginal(cells, group, np.flatnonzero(wanted == state))
-            for moves in shared:
-                self._pay_once(*moves, grid, used)
+            # a move is paid where a consumer wants its layout, once for all of them
+            for variables, layout in shared:
+                for (p, target), variable in np.ndenumerate(variables):
+                    cells = grid[p, layout[used] == target].tolist()
+                    if cells and self.cost[variable] > 0:
+                        self._at_least(int(variable), cells)
 
     def _grid(self, costs: np.ndarray) -> np.ndarray:
         """Add a variable for every cost of a table; return the indices in its shape."""
         first = self._new(costs.reshape(-1))
         return first + np.arange(costs.size).reshape(costs.shape)
-
-    def _pay_once(
-        self,
-        variables: np.ndarray,
-        layout: np.ndarray,
-        grid: np.ndarray,
-        used: np.ndarray,
-    ) -> None:
-        """Demand that a move is paid where a consumer wants its layout, once for all of them.
-
-        Args:
-            variables: Of every produced state and layout.
-            layout: Of every demanded state.
-        """
-        for (p, target), variable in np.ndenumerate(variables):
-            cells = grid[p, layout[used] == target].tolist()
-            if cells and self.cost[variable] > 0:
-                self._at_least(int(variable), cells)
 
     def _marginal(
         self,

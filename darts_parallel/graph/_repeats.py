@@ -8,7 +8,6 @@ from darts_parallel.graph.operators import (
     OUTPUT,
     PARAMETER,
     RELAY,
-    GraphOperator,
     ModuleGraph,
 )
 
@@ -34,7 +33,10 @@ def repeated_keys(graph: ModuleGraph) -> dict[str, str]:
             name = op.target
         else:
             name = str(counts[op.owner, op.op])
-        keys[op.name] = f"{_with_leaders(op, leaders)}:{op.op}:{name}"
+        path = tuple(op.owner.split("."))
+        # with the indices of the first equal blocks
+        owner = ".".join(leaders.get(path[:k], part) for k, part in enumerate(path, 1))
+        keys[op.name] = f"{owner}:{op.op}:{name}"
     return keys
 
 
@@ -57,9 +59,3 @@ def _leaders(graph: ModuleGraph) -> dict[Path, str]:
             key = path[:-1], str(body)
             leaders[path] = first.setdefault(key, path[-1])
     return leaders
-
-
-def _with_leaders(op: GraphOperator, leaders: dict[Path, str]) -> str:
-    """Return the path of an operator's module with the indices of first equal blocks."""
-    path = tuple(op.owner.split("."))
-    return ".".join(leaders.get(path[:k], part) for k, part in enumerate(path, 1))

@@ -374,14 +374,11 @@ def rule_of(op: GraphOperator) -> Rule | None:
     return RULES.get(op.overload) or (pointwise if op.pointwise else None)
 
 
-def is_known(op: GraphOperator) -> bool:
-    """Return whether an operator has named dimensions, or makes a constant."""
-    return rule_of(op) is not None or op.op in kinds("creators") or not op.inputs
-
-
 def unknown_operators(graph: ModuleGraph) -> list[GraphOperator]:
-    """Return the operators that have no rule: every rank computes them."""
-    return [op for op in graph.computing if not is_known(op)]
+    """Return the operators that have no rule and make no constant: every rank computes them."""
+    creators = kinds("creators")
+    inner = [op for op in graph.computing if op.inputs and op.op not in creators]
+    return [op for op in inner if rule_of(op) is None]
 
 
 def splits(

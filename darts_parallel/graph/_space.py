@@ -152,8 +152,11 @@ class GraphSpace(GraphJob):
         for op in self.graph.operators:
             group = self.group_of[op.name]
             for k, choice in enumerate(self.groups[group].choices):
-                for layout in self._kept_layouts(op, choice):
-                    users[layout][group].add(k)
+                for slot in self.kernels.uses[op.name].kept:
+                    state = choice.states[slot]
+                    base = self.kernels.base[op.tensors[slot]]
+                    share = local_share(state, self.mesh.ranks)
+                    users[_KeptLayout(base, share, SLICED in state)][group].add(k)
         found = []
         for layout, choices in users.items():
             weight = self.graph.is_parameter(layout.name)
@@ -163,18 +166,6 @@ class GraphSpace(GraphJob):
             own = tuple((group, tuple(sorted(known))) for group, known in choices.items())
             found.append(KeptTensor(size * layout.share, own, weight))
         return found
-
-    def _kept_layouts(
-        self,
-        op: GraphOperator,
-        choice: OperatorChoice,
-    ) -> Iterator[_KeptLayout]:
-        """Yield the layouts of the tensors that an operator keeps under a choice."""
-        for slot in self.kernels.uses[op.name].kept:
-            name = op.tensors[slot]
-            state = choice.states[slot]
-            share = local_share(state, self.mesh.ranks)
-            yield _KeptLayout(self.kernels.base[name], share, SLICED in state)
 
     @cached_property
     def by_states(self) -> list[dict[tuple[State, ...], int]]:

@@ -102,24 +102,6 @@ def divides(
     return True
 
 
-def ordered_moves(
-    source: State,
-    target: State,
-    axes: list[int],
-) -> list[tuple[int, str, str]] | None:
-    """Return the moves of some axes in their order; None where one changes what a later axis splits."""
-    now = list(source)
-    moves = []
-    for axis in axes:
-        old = now[axis]
-        new = target[axis]
-        now[axis] = new
-        moves.append((axis, old, new))
-        if any(one.startswith("S") and one in (old, new) for one in now[axis + 1 :]):
-            return None
-    return moves
-
-
 def axis_moves(source: State, target: State) -> list[tuple[int, str, str]]:
     """Return the moves from one placement to another, axis by axis: axis, old and new placement.
 
@@ -128,8 +110,17 @@ def axis_moves(source: State, target: State) -> list[tuple[int, str, str]]:
     """
     axes = [axis for axis, old in enumerate(source) if old != target[axis]]
     for order in (axes, axes[::-1]):
-        moves = ordered_moves(source, target, order)
-        if moves is not None:
+        now = list(source)
+        moves = []
+        for axis in order:
+            old = now[axis]
+            new = target[axis]
+            now[axis] = new
+            moves.append((axis, old, new))
+            # it may not change what a later axis splits
+            if any(one.startswith("S") and one in (old, new) for one in now[axis + 1 :]):
+                break
+        else:
             return moves
     distinct = len({source[axis] for axis in axes[:2]}) > 1
     first = axes[0] if distinct else len(source) - 1

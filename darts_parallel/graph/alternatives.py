@@ -91,9 +91,10 @@ def alternatives(plan: GraphPlan, text: str, path: str, shapes: Sequence[Any]) -
     space = plan.space
     found = [Alternative(TENSOR, plan.seconds, space.memory_bytes(plan.assignment), text)]
     ranks = prod(space.mesh.ranks)
-    parts = _parts_of_batch(shapes, ranks)
-    if parts is None:
+    batch = shapes[0][0]
+    if not isinstance(batch, int) or batch % ranks:
         return found
+    parts = [[batch // ranks if first == batch else first, *others] for first, *others in shapes]
     try:
         graph = capture_module(load_module(path), make_inputs(parts))
     except UnsupportedError:  # the module's code knows the size of its batch
@@ -101,14 +102,6 @@ def alternatives(plan: GraphPlan, text: str, path: str, shapes: Sequence[Any]) -
     alone = GraphSpace(graph, replace(space.mesh, ranks=()), space.width)
     own = GraphPlan(alone, (0,) * len(alone.groups))
     return found + _batch_splits(own, replace(space.mesh, ranks=(ranks,)))
-
-
-def _parts_of_batch(shapes: Sequence[Any], ranks: int) -> list[list[Any]] | None:
-    """Return the inputs of a rank that has its part of the batch; None where ranks do not divide it."""
-    batch = shapes[0][0]
-    if not isinstance(batch, int) or batch % ranks:
-        return None
-    return [[batch // ranks if first == batch else first, *others] for first, *others in shapes]
 
 
 def _batch_splits(own: GraphPlan, mesh: DeviceMeshSpec) -> list[Alternative]:

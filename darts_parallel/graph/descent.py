@@ -11,7 +11,7 @@ from there.
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,9 +54,18 @@ def descend(space: GraphSpace, seed: int = 0) -> DescentAnswer:
         """Return bytes above the memory, then seconds: smaller is better."""
         return space.excess_bytes(plan), space.total_seconds(plan)
 
+    costs = programme.tied_costs()
     rounded: dict[Assignment, None] = {}
+    """The likeliest choices of every descent, and those of its mean since the last ones."""
     for balance in BALANCES:
-        rounded |= dict.fromkeys(_rounded(programme, balance, rng))
+        pairs = PairDescent(programme, balance, rng)
+        total = np.zeros(len(costs))
+        for k in range(1, STEPS + 1):
+            pairs.step(costs)
+            total = total + pairs.now
+            if k % CHECKED == 0:
+                rounded |= dict.fromkeys(map(programme.rounded, (pairs.now, total)))
+                total = np.zeros(len(costs))
     likely = sorted(rounded, key=merit)
     best = min((coordinate_descent(space, plan) for plan in likely[:POLISHED]), key=merit)
     excess, seconds = merit(best)
@@ -103,24 +112,6 @@ class PairDescent:
             part = self.now[first:end].clip(1e-12)
             found.append(part / part.sum())
         return found
-
-
-def _rounded(
-    programme: GraphProgramme,
-    balance: float,
-    rng: np.random.Generator,
-) -> Iterator[Assignment]:
-    """Yield the likeliest choices of one descent, and those of its mean since the last ones."""
-    descent = PairDescent(programme, balance, rng)
-    costs = programme.tied_costs()
-    total = np.zeros(len(costs))
-    for k in range(1, STEPS + 1):
-        descent.step(costs)
-        total = total + descent.now
-        if k % CHECKED == 0:
-            yield programme.rounded(descent.now)
-            yield programme.rounded(total)
-            total = np.zeros(len(costs))
 
 
 def coordinate_descent(space: GraphSpace, start: Sequence[int]) -> list[int]:

@@ -155,8 +155,10 @@ class _Writer:
         """Yield the lines that make an operator's outputs and bring them to their consumers' states."""
         if op.op == OUTPUT:
             return
-        before, text = self._made(op)
-        yield from before
+        readers = self.plan.readers(op)
+        if op in readers[:1]:
+            yield self._sliced_products(op, readers)
+        text = self._made(op, readers)
         result = _variable(op.name)
         single = op.outputs == (op.name,)
         if not single:
@@ -203,16 +205,16 @@ class _Writer:
         states = ", ".join(map(str, wanted))
         return f"{', '.join(parts)}, = edges(mesh, {made}, {own}, {states})"
 
-    def _made(self, op: GraphOperator) -> tuple[list[str], str]:
-        """Return the expression that makes an operator's outputs, and lines before it."""
+    def _made(self, op: GraphOperator, readers: list[GraphOperator]) -> str:
+        """Return the expression that makes an operator's outputs; `readers` share its products."""
         if op.op in SOURCES:
-            return [], self._source(op)
+            return self._source(op)
         given = self._inputs(op)
         if op.op == RELAY:
-            return [], given[0]
-        if readers := self.plan.readers(op):
-            return self._sliced_products(op, readers)
-        return [], self._call(op, given)
+            return given[0]
+        if readers:
+            return f"{_variable(readers[0].name)}__parts[{readers.index(op)}]"
+        return self._call(op, given)
 
     def _source(self, op: GraphOperator) -> str:
         """Spell an input, a weight, or a constant that the module's code holds."""
@@ -223,19 +225,13 @@ class _Writer:
         group = "inputs" if op.op == INPUT else "weights"
         return f"{group}[{json.dumps(op.target)}].to_local()"
 
-    def _sliced_products(
-        self, op: GraphOperator, readers: Sequence[GraphOperator]
-    ) -> tuple[list[str], str]:
+    def _sliced_products(self, op: GraphOperator, readers: Sequence[GraphOperator]) -> str:
         """Spell linear operators that keep a slice of one input and gather it again together."""
-        parts = f"{_variable(readers[0].name)}__parts"
-        lines = []
-        if op == readers[0]:
-            pairs = [name for one in readers for name in [*self._inputs(one), "None"][1:3]]
-            states = enumerate(self.plan.choice(op).inputs[0])
-            axes = tuple(axis for axis, state in states if state == SLICED)
-            given = ", ".join([self._inputs(op)[0], *pairs])
-            lines.append(f"{parts} = Products.apply(mesh, {axes}, {given})")
-        return lines, f"{parts}[{readers.index(op)}]"
+        pairs = [name for one in readers for name in [*self._inputs(one), "None"][1:3]]
+        states = enumerate(self.plan.choice(op).inputs[0])
+        axes = tuple(axis for axis, state in states if state == SLICED)
+        given = ", ".join([self._inputs(op)[0], *pairs])
+        return f"{_variable(op.name)}__parts = Products.apply(mesh, {axes}, {given})"
 
     def _call(self, op: GraphOperator, given: list[str]) -> str:
         """Spell an operator's call on local tensors, with the arguments that its splits change."""

@@ -76,7 +76,7 @@ class GraphPlan:
     @cached_property
     def collectives(self) -> tuple[PlannedCollective, ...]:
         """All collectives of a step in the order of their tensors."""
-        return tuple(self._moves()) + tuple(self._inner())
+        return tuple(self._moves())
 
     def demands(self, name: str, training: bool = False) -> list[State]:
         """Return the distinct states that the consumers of a value want; `training` ones alone."""
@@ -102,7 +102,7 @@ class GraphPlan:
         return [one for one, k in reads if k == 0 and self.choice(one).inputs[0] == given]
 
     def _moves(self) -> Iterator[PlannedCollective]:
-        """Yield the collectives between operators."""
+        """Yield the collectives between operators, then those inside them."""
         graph = self.space.graph
         mesh = self.space.mesh
         for name in graph.consumers:
@@ -112,6 +112,9 @@ class GraphPlan:
                 again = SLICED in source
                 for step in mesh.steps(source, target, size):
                     yield PlannedCollective(name, step, of, when, mesh.seconds(step), again)
+        for op in graph.operators:
+            for step in self.choice(op).inner:
+                yield PlannedCollective(op.name, step, "activation", FORWARD, mesh.seconds(step))
 
     def _paths(self, name: str) -> Iterator[tuple[str, State, State]]:
         """Yield how a value and its gradient move: pass, old and new placements."""
@@ -126,13 +129,6 @@ class GraphPlan:
         for state in wanted:
             if SLICED in state:
                 yield BACKWARD, state, forward_state(state)
-
-    def _inner(self) -> Iterator[PlannedCollective]:
-        """Yield the collectives inside operators."""
-        mesh = self.space.mesh
-        for op in self.space.graph.operators:
-            for step in self.choice(op).inner:
-                yield PlannedCollective(op.name, step, "activation", FORWARD, mesh.seconds(step))
 
 
 @dataclass(frozen=True)

@@ -172,18 +172,11 @@ def tensor_parallel_plan(planned: PlannedGraph) -> dict[str, str]:
 
     Indices of repeated layers are `*`; layers whose copies differ keep theirs.
     """
-    styles = {}
+    styles: dict[str, dict[str, str]] = defaultdict(dict)
     for op in planned.graph.of_kind("linear"):
         if op.module:
-            styles[op.module] = STYLES.get(planned.plan.choice(op).labels[-1], "")
-    return _with_stars(styles)
-
-
-def _with_stars(by_module: dict[str, str]) -> dict[str, str]:
-    """Return styles by module with `*` for the indices of repeated ones; empty styles are left out."""
-    styles: dict[str, dict[str, str]] = defaultdict(dict)
-    for module, style in by_module.items():
-        styles[re.sub(r"(?<![^.])\d+(?![^.])", "*", module)][module] = style
+            pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", op.module)
+            styles[pattern][op.module] = STYLES.get(planned.plan.choice(op).labels[-1], "")
     found: dict[str, str] = {}
     for pattern, modules in styles.items():
         first, *others = set(modules.values())
