@@ -87,7 +87,6 @@ from darts_parallel.cost.stage_costs import Index as Index
 from darts_parallel.cost.stage_costs import OuterCosts as OuterCosts
 from darts_parallel.cost.stage_costs import SegmentSums as SegmentSums
 from darts_parallel.cost.stage_costs import equal_rows as equal_rows
-from darts_parallel.cost.stage_costs import inside_sums as inside_sums
 from darts_parallel.cost.stage_costs import kept_bytes as kept_bytes
 from darts_parallel.cost.stage_costs import prefix_sums as prefix_sums
 from darts_parallel.cost.stage_costs import segment_max as segment_max

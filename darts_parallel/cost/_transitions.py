@@ -92,7 +92,15 @@ def boundary_seconds(
         return torch.zeros(len(stored), 1, *size.shape[1:], dtype=torch.float64)
     sent = torch.stack([_crossing_seconds(cluster, boundary, size) for boundary in boundaries], 1)
     receiving = [(boundary.next_group, boundary.receivers) for boundary in boundaries]
-    gathered = [_gather_seconds(cluster, place, stored, parts) for place in receiving]
+    others = parts - 1
+    gathered = []
+    for group, gpus in receiving:
+        link = cluster.groups[group].intra_node
+        sharing = gpus if link.shared else 1
+        transfer = others / parts * stored * sharing / link.towards(others)
+        seconds = transfer + others * link.latency
+        largest = torch.maximum(seconds.unsqueeze(-1), seconds.unsqueeze(-2))
+        gathered.append(2.0 * largest)  # both ways
     resharded = reshard_seconds(cluster, receiving, stored, layouts)
     return sent + torch.stack(gathered, 1) + resharded
 
@@ -105,26 +113,6 @@ def _crossing_seconds(cluster: Cluster, boundary: BoundaryTopology, size: Tensor
     sent = p2p(size, boundary.senders, cluster.nic(boundary.group), inside_node=False)
     received = p2p(size, boundary.receivers, cluster.nic(boundary.next_group), inside_node=False)
     return 2.0 * torch.maximum(sent, received)
-
-
-def _gather_seconds(
-    cluster: Cluster,
-    place: tuple[int, int],
-    stored: Tensor,
-    parts: Tensor,
-) -> Tensor:
-    """Return the seconds to gather `parts` slices of `stored` bytes, both ways, `(O, L - 1, Y, Y)`.
-
-    Args:
-        place: Group of the receiving stage, and its GPUs on one node.
-    """
-    group, gpus = place
-    link = cluster.groups[group].intra_node
-    sharing = gpus if link.shared else 1
-    others = parts - 1
-    transfer = others / parts * stored * sharing / link.towards(others)
-    seconds = transfer + others * link.latency
-    return 2.0 * torch.maximum(seconds.unsqueeze(-1), seconds.unsqueeze(-2))
 
 
 def tied_seconds(

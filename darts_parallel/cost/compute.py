@@ -216,13 +216,14 @@ def computation_seconds(stage: StageContext, layer: LayerSpec) -> KernelSeconds:
     none = torch.zeros_like(stage.choices.tokens)
     forward = sum((sum(alike, none) for alike in kernels.values()), none)
     core = sum(kernels["attention"], none)
+    # the products of a weight's gradient have the sizes of its forward product in another order
     weights = sum(kernels["matrix products"], none)
     extra = FUSED_BACKWARD_FACTOR - BACKWARD_FACTOR if stage.training.fused_attention else 0.0
     backward = BACKWARD_FACTOR * forward + extra * core
     if layer.frozen:
         # backward of a frozen product is the gradient of the input alone
-        return KernelSeconds(forward, backward - weights, core, torch.zeros_like(weights))
-    # the products of a weight's gradient have the sizes of its forward product in another order
+        backward = backward - weights
+        weights = none
     return KernelSeconds(forward, backward, core, weights)
 
 

@@ -34,37 +34,36 @@ def lightest_plans(tables: Tables, space_kind: str) -> list[HardPlans]:
 
 def _lightest(table: CostTable, space_kind: str) -> HardPlans:
     units = unit_starts(table.fused_to_previous)
+    unit = (~table.fused_to_previous).cumsum(0) - 1
     layers = torch.arange(table.num_layers)
+    legal = table.runnable
+    if space_kind == "uniform":
+        legal = legal.all(0, keepdim=True)
     plans = []
+    # of the working bytes that count: a stage needs them of its largest layer alone
     shares = (0.5, table.num_stages / table.num_layers)
-    legal = torch.nonzero(table.allowed.any(1)).squeeze(1)
-    for outer, share in product(legal.tolist(), shares):
-        needed = _needed_bytes(table, outer, space_kind, share)
+    outers = torch.nonzero(table.allowed.any(1)).squeeze(1)
+    for outer, share in product(outers.tolist(), shares):
+        in_flight = table.in_flight[outer].view(-1, 1, 1)
+        needed = kept_bytes(table.static[outer], table.activation[outer], in_flight)
+        needed = needed + share * table.working[outer]
+        illegal = ~(table.allowed[outer] & legal).unsqueeze(1)
+        needed = needed.masked_fill(illegal, torch.inf)
         size, choice = _lightest_strategies(needed, space_kind)
-        starts = units[_fill(_unit_sums(size, table), table.stage_capacity)]
+        of_units = summed(size, unit.expand_as(size), len(units))
+        starts = units[_fill(of_units, table.stage_capacity)]
         stages = torch.searchsorted(starts, layers, right=True) - 1
         chosen = choice[stages, layers]
         plans.append(HardPlans(torch.tensor([outer]), chosen.unsqueeze(0), starts.unsqueeze(0)))
     return HardPlans.concatenate(plans)
 
 
-def _needed_bytes(table: CostTable, outer: int, space_kind: str, share: float) -> Tensor:
-    """Return the bytes of every layer and strategy on every stage, `(K, L, C)`; infinite where illegal.
+def _lightest_strategies(needed: Tensor, space_kind: str) -> tuple[Tensor, Tensor]:
+    """Return the bytes of every layer under its lightest strategy, and that strategy, `(K, L)` each.
 
     Args:
-        share: Of the working bytes that counts, since a stage needs them of its largest layer alone.
+        needed: Bytes of every layer and strategy on every stage, `(K, L, C)`; infinite where illegal.
     """
-    in_flight = table.in_flight[outer].view(-1, 1, 1)
-    needed = kept_bytes(table.static[outer], table.activation[outer], in_flight)
-    needed = needed + share * table.working[outer]
-    legal = table.runnable
-    if space_kind == "uniform":
-        legal = legal.all(0, keepdim=True)
-    return needed.masked_fill(~(table.allowed[outer] & legal).unsqueeze(1), torch.inf)
-
-
-def _lightest_strategies(needed: Tensor, space_kind: str) -> tuple[Tensor, Tensor]:
-    """Return the bytes of every layer under its lightest strategy, and that strategy, `(K, L)` each."""
     if space_kind == "layerwise":
         size, choice = needed.min(-1)
         return size, choice
@@ -73,12 +72,6 @@ def _lightest_strategies(needed: Tensor, space_kind: str) -> tuple[Tensor, Tenso
         sums = sums.sum(0, keepdim=True)
     choice = sums.argmin(-1).expand(needed.shape[:-1])
     return needed.gather(-1, choice.unsqueeze(-1)).squeeze(-1), choice
-
-
-def _unit_sums(size: Tensor, table: CostTable) -> Tensor:
-    """Return the bytes of units from bytes of layers, `(K, L)` to `(K, U)`."""
-    unit = (~table.fused_to_previous).cumsum(0) - 1
-    return summed(size, unit.expand_as(size), int(unit.max()) + 1)
 
 
 def _fill(size: Tensor, capacity: Tensor) -> Tensor:

@@ -22,10 +22,19 @@ def canonical(table: CostTable, plan: HardPlans) -> HardPlans:
     if table.own is not None:
         return plan  # the term may tell strategies apart that cost the same without it
     outer = int(plan.outer[0])
-    common = [choice for choice, _ in Counter(plan.choices[0].tolist()).most_common()]
+    choices = plan.choices[0]
+    common = [choice for choice, _ in Counter(choices.tolist()).most_common()]
     unused = [choice for choice in range(len(table.choices)) if choice not in common]
     order = torch.tensor(common + unused)
-    alike = _costs_like(table, outer, plan.choices[0]) & table.allowed[outer]
+    costs = compared_costs(table)
+    host = table.host
+    if host is not None:
+        costs += [host.transfer, host.state_transfer, host.state]
+    shape = (-1, table.num_layers, len(table.choices))
+    figures = torch.cat([values[outer].reshape(shape) for values in costs])
+    own = figures[:, torch.arange(len(choices)), choices].unsqueeze(-1)
+    same_layout = table.layout == table.layout[choices].unsqueeze(1)
+    alike = (figures == own).all(0) & same_layout & table.allowed[outer]
     result = order[alike[:, order].to(torch.uint8).argmax(1)]
     return HardPlans(plan.outer, result.unsqueeze(0), plan.first_layers)
 
@@ -41,23 +50,6 @@ def compared_costs(table: CostTable) -> list[torch.Tensor]:
         table.activation,
         table.working,
     ]
-
-
-def _costs_like(table: CostTable, outer: int, choices: torch.Tensor) -> torch.Tensor:
-    """Return whether a strategy has the layout and the costs of each layer's own, `(L, C)`.
-
-    Args:
-        choices: Strategy of every layer, `(L,)`.
-    """
-    costs = compared_costs(table)
-    host = table.host
-    if host is not None:
-        costs += [host.transfer, host.state_transfer, host.state]
-    shape = (-1, table.num_layers, len(table.choices))
-    figures = torch.cat([values[outer].reshape(shape) for values in costs])
-    own = figures[:, torch.arange(len(choices)), choices].unsqueeze(-1)
-    same_layout = table.layout == table.layout[choices].unsqueeze(1)
-    return (figures == own).all(0) & same_layout
 
 
 def without_needless_simulation(table: CostTable) -> CostTable:

@@ -25,8 +25,8 @@ PLACES = np.array([FORWARD, BACKWARD, WEIGHT, BACKWARD, WEIGHT])
 """Kind for which other passes wait, by kind of the pass: `WHOLE` counts as `BACKWARD`."""
 UNKNOWN = -2
 """Hops of a pass that are not counted yet."""
-CACHED_GRAPHS, CACHED_ORDERS = 128, 64
-"""Graphs and orders of passes that are remembered: more than one job's outer choices."""
+CACHED_GRAPHS = 128
+"""Graphs that are remembered: more than one job's outer choices."""
 
 
 def zero_row(stages: int) -> int:
@@ -111,20 +111,20 @@ def compiled(
     number[total] = total
     last_listed = np.arange(pp) * length + length - 1
     waits = {"previous": number[previous[order]], "source": number[source[order]]}
-    durations = _durations(kind, stage, stages)[order]
+    rows = np.where(kind == WHOLE, 4 * stages + stage, kind * stages + stage)
+    durations = np.where(kind == NOTHING, zero_row(stages), rows)
     messages = _messages(PLACES[kind], stage, stages)[order]
     return Graph(
         num_micro_batches,
         listed[order],
         bounds,
         **waits,
-        duration=durations,
+        duration=durations[order],
         message=messages,
         last=number[last_listed],
     )
 
 
-@lru_cache(maxsize=CACHED_ORDERS)
 def _orders(
     schedule: str,
     pp: int,
@@ -176,12 +176,6 @@ def _sources(
     # a gradient of the weights follows its backward pass in its device's order: it needs no source
     nothing = (kind == WEIGHT) | ((kind == FORWARD) & (stage == 0))
     return np.where(nothing, 3 * stages * count, codes)
-
-
-def _durations(kind: Index, stage: Index, stages: int) -> Index:
-    """Return the row of the seconds of each pass."""
-    rows: Index = np.where(kind == WHOLE, 4 * stages + stage, kind * stages + stage)
-    return np.where(kind == NOTHING, zero_row(stages), rows)
 
 
 def _messages(kind: Index, stage: Index, stages: int) -> Index:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from darts_parallel.cost.choices import float_tensor
-from darts_parallel.schedules import Schedule, Searched, find
+from darts_parallel.schedules import Searched, find
 
 Moments = Sequence[Sequence[tuple[float, float]]]
 """Micro-batches before their backward, and between its two parts, by outer choice and moment."""
@@ -69,28 +69,17 @@ def schedule_memory(
         activation[:, lighter] = per_micro_batch.minimum(before[:, lighter])
     heavier = _layers_where(for_weights > before)
     if len(heavier):
-        activation[:, heavier] = _on_fullest_device(
-            schedule, pp, chunks, counts, before[:, heavier], for_weights[:, heavier]
-        )
+        fullest = [schedule.fullest_moments(pp, count, chunks) for count in counts]
+        early = before[:, heavier]
+        late = for_weights[:, heavier]
+        largest = _largest_bytes(fullest, early, late)
+        activation[:, heavier] = torch.where(late > early, largest, early)
     return ScheduleMemory(flying, activation, before)
 
 
 def _layers_where(holds: Tensor) -> Tensor:
     """Return the layers for which a condition `(O, L, C)` holds in any outer choice and strategy."""
     return holds.any(2).any(0).nonzero()[:, 0]
-
-
-def _on_fullest_device(
-    schedule: Schedule,
-    pp: int,
-    chunks: int,
-    counts: list[int],
-    before: Tensor,
-    after: Tensor,
-) -> Tensor:
-    """Return bytes per micro-batch in flight where the weights' gradients need more, `(O, L, C)`."""
-    moments = [schedule.fullest_moments(pp, count, chunks) for count in counts]
-    return torch.where(after > before, _largest_bytes(moments, before, after), before)
 
 
 def _largest_bytes(moments: Moments, before: Tensor, after: Tensor) -> Tensor:

@@ -70,23 +70,13 @@ def largest_by_device(working: Tensor, devices: Tensor, pp: int) -> Tensor:
     return working.new_zeros(len(working), pp).scatter_reduce(1, devices, working, "amax")
 
 
-def prefix_sums(values: Array) -> Array:
+def prefix_sums(values: Array, zeros: int = 1) -> Array:
     """Return sums of the first values along the last axis, from 0: `(..., L)` to `(..., L + 1)`.
 
-    The sum over layers [i, j) is the difference of the entries j and i.
+    The sum over layers [i, j) is the difference of the entries j and i. Of values between neighbours,
+    with two zeros, `(..., L - 1)` to `(..., L + 1)`: the sum over the pairs inside layers [i, j) is the
+    difference of the entries j and i + 1.
     """
-    return _sums_after(values, 1)
-
-
-def inside_sums(pairs: Array) -> Array:
-    """Return prefix sums of values between neighbours: `(..., L - 1)` to `(..., L + 1)`.
-
-    The sum over the pairs inside layers [i, j) is the difference of the entries j and i + 1.
-    """
-    return _sums_after(pairs, 2)
-
-
-def _sums_after(values: Array, zeros: int) -> Array:
     result = np.zeros((*values.shape[:-1], zeros + values.shape[-1]))
     np.cumsum(values, axis=-1, out=result[..., zeros:])
     return result
@@ -213,13 +203,13 @@ class SegmentSums:
         self.costs = costs
         layers = np.arange(costs.num_layers)
         layout = np.broadcast_to(costs.layout[choices], (len(choices), len(layers)))
-        self._inside = inside_sums(costs.reshard[:, layers[:-1], layout[:, :-1], layout[:, 1:]])
+        self._inside = prefix_sums(costs.reshard[:, layers[:-1], layout[:, :-1], layout[:, 1:]], 2)
         self._time = prefix_sums(costs.time[:, layers, choices])
         self._sync = prefix_sums(costs.sync[:, layers, choices])
         self._per_iteration = prefix_sums(costs.per_iteration[layers, choices])
         self._static = prefix_sums(costs.static[layers, choices])
         self._activation = prefix_sums(costs.activation[layers, choices])
-        self._working = costs.working[layers, choices].T
+        self._working = segment_max(costs.working[layers, choices].T)
 
     def seconds(self, stage: int | Index, first: int | Index, end: int | Index) -> Array:
         """Return the seconds of one micro-batch without the message from the stage before."""
@@ -242,8 +232,4 @@ class SegmentSums:
         static = self._static[:, end] - self._static[:, first]
         activation = self._activation[:, end] - self._activation[:, first]
         kept = kept_bytes(static, activation, self.costs.in_flight[stage])
-        return kept + self._segment_working[first, end].T
-
-    @cached_property
-    def _segment_working(self) -> Array:
-        return segment_max(self._working)
+        return kept + self._working[first, end].T

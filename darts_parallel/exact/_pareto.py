@@ -149,19 +149,17 @@ def price_grids(value: Array, memory: Array, limit: int = MAX_PRICES) -> list[Ar
         smallest = np.where(tied, memory, np.inf).argmin(axis=1)
         current = np.where(np.isfinite(best), smallest, current)
     by_stage = np.stack(steps, axis=-1).reshape(stages, -1)
-    return [_thinned(prices[np.isfinite(prices)], limit) for prices in by_stage]
+    thinned = []
+    for prices in by_stage:
+        found = np.unique(prices[np.isfinite(prices)].clip(min=0.0))
+        if len(found) > limit:
+            places = np.linspace(0, len(found) - 1, limit)
+            quantiles = np.unique(places.round().astype(int))
+            found = found[quantiles]
+        thinned.append(found)
+    return thinned
 
 
 def price_grid(value: Array, memory: Array, limit: int = MAX_PRICES) -> Array:
     """Return the prices of one stage: `price_grids` of values and bytes `(R, C)`."""
     return price_grids(value[None], memory[None], limit)[0]
-
-
-def _thinned(prices: Array, limit: int) -> Array:
-    """Return the distinct prices, rising, at most `limit` or so of them."""
-    found = np.unique(prices.clip(min=0.0))
-    if len(found) <= limit:
-        return found
-    places = np.linspace(0, len(found) - 1, limit)
-    quantiles = np.unique(places.round().astype(int))
-    return found[quantiles]

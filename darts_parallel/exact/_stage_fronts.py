@@ -245,7 +245,14 @@ class LayerwiseFronts:
         costs = self.costs
         kind = growth.kind
         choice = np.flatnonzero(costs.kind_allowed[kind])
-        added = _layer_values(costs, growth, layer, choice)
+        static = costs.static[layer, choice]
+        activation = costs.activation[layer, choice]
+        memory = kept_bytes(static, activation, np.asarray(growth.in_flight))
+        time = costs.time[kind, layer, choice]
+        once = costs.per_iteration[layer, choice]
+        sync = costs.sync[kind, layer, choice]
+        largest = costs.working[layer, choice]
+        added = np.stack([time, once, sync, memory, largest], axis=1)
         layout = costs.layout[choice]
         size = len(choice)
         if labels is None:
@@ -284,24 +291,6 @@ class LayerwiseFronts:
                 last = rows.current[kept]
                 result[node] = Front(values, first, last, kept)
         return result
-
-
-def _layer_values(
-    costs: OuterCosts,
-    growth: "_Growth",
-    layer: int,
-    choice: Index,
-) -> Array:
-    """Return what strategies `(n,)` of a layer add to the columns of a label, `(n, 5)`."""
-    kind = growth.kind
-    static = costs.static[layer, choice]
-    activation = costs.activation[layer, choice]
-    memory = kept_bytes(static, activation, np.asarray(growth.in_flight))
-    time = costs.time[kind, layer, choice]
-    once = costs.per_iteration[layer, choice]
-    sync = costs.sync[kind, layer, choice]
-    working = costs.working[layer, choice]
-    return np.stack([time, once, sync, memory, working], axis=1)
 
 
 @dataclass(frozen=True)

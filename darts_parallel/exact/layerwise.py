@@ -89,14 +89,11 @@ def find_layerwise_plan(
     check = deadline_check(deadline)
     search = _LayerwiseSearch(space_kind, incumbent, uniform.best, check, _solvers(tables))
     result = search.run()
-    return _without_proof(result, floor) if interleaved else result
-
-
-def _without_proof(result: TableResult, floor: float) -> TableResult:
-    """Return the answer where interleaved plans, which need `floor` seconds at least, are not searched."""
-    note = WITHOUT_INTERLEAVING if result.proven else result.note
-    lower_bound = min(result.lower_bound, floor)
-    return replace(result, lower_bound=lower_bound, proven=False, note=note)
+    if interleaved:  # these plans need `floor` seconds at least, and are not searched
+        note = WITHOUT_INTERLEAVING if result.proven else result.note
+        lower_bound = min(result.lower_bound, floor)
+        result = replace(result, lower_bound=lower_bound, proven=False, note=note)
+    return result
 
 
 def _solvers(tables: Tables) -> list[OuterChoiceSolver]:
@@ -167,23 +164,23 @@ class _LayerwiseSearch:
         self.limit = limit
 
     def _raise_limit(self) -> None:
-        """Raise the limit until a plan is found, then exclude the other outer choices."""
+        """Raise the limit until a plan is found, then exclude the other outer choices.
+
+        In each round the outer choices of the least bounds come first.
+        """
         lowest = self._lowest()
         margin = FIRST_MARGIN
         while self._lowest() <= self.limit:
             before = self._labels()
-            self._attempt(lowest * (1 + margin))
+            trial = lowest * (1 + margin)
+            for solver in sorted(self.solvers, key=lambda solver: solver.bound):
+                found = solver.attempt(self.space_kind, min(trial, self.limit), self.check)
+                if found is None:
+                    continue
+                if self.best is None or found.time < self.best.time:
+                    self.best = found
+                    self.limit = min(self.limit, found.time)
             margin *= growth(self._labels() - before)
-
-    def _attempt(self, trial: float) -> None:
-        """Search all outer choices for plans within `trial` seconds, the least bounds first."""
-        for solver in sorted(self.solvers, key=lambda solver: solver.bound):
-            found = solver.attempt(self.space_kind, min(trial, self.limit), self.check)
-            if found is None:
-                continue
-            if self.best is None or found.time < self.best.time:
-                self.best = found
-                self.limit = min(self.limit, found.time)
 
     def _labels(self) -> int:
         return sum(solver.labels for solver in self.solvers)

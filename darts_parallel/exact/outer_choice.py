@@ -256,7 +256,16 @@ class OuterChoiceSolver:
             self.bound = float(np.nextafter(limit, np.inf))
             return None
         self.bound = np.inf
-        return self._verified(plan)
+        hard = HardPlans.one(self.outer, plan.choices, plan.first_layers)
+        cost = evaluate_batch(self.table, hard)
+        true = float(cost.iteration_time[0])
+        # the true cost must agree with the label's
+        agrees = abs(true - plan.cost) <= COST_TOLERANCE * true
+        if not agrees or not cost.feasible[0]:
+            raise RuntimeError(
+                f"the exact planner priced a plan at {plan.cost} s, but it costs {true} s"
+            )
+        return PricedPlan(self.table_index, hard, true)
 
     def solve(self, space_kind: str, limit: float, check: Check) -> PricedPlan | None:
         """Return the best plan within `limit` by rising limits, or None; arguments as of `attempt`."""
@@ -285,18 +294,6 @@ class OuterChoiceSolver:
         total = total + sync + per_iteration
         # rounding: where there is one strategy only, every plan is the most expensive
         return float(total) * (1 + COST_TOLERANCE)
-
-    def _verified(self, plan: Arrangement) -> PricedPlan:
-        """Return the plan with its true cost, which must agree with the label's."""
-        hard = HardPlans.one(self.outer, plan.choices, plan.first_layers)
-        cost = evaluate_batch(self.table, hard)
-        true = float(cost.iteration_time[0])
-        agrees = abs(true - plan.cost) <= COST_TOLERANCE * true
-        if not agrees or not cost.feasible[0]:
-            raise RuntimeError(
-                f"the exact planner priced a plan at {plan.cost} s, but it costs {true} s"
-            )
-        return PricedPlan(self.table_index, hard, true)
 
 
 def growth(labels: int) -> float:

@@ -16,7 +16,6 @@ from darts_parallel.cost import (
     Index,
     OuterCosts,
     equal_rows,
-    inside_sums,
     kept_bytes,
     prefix_sums,
 )
@@ -103,7 +102,7 @@ class SegmentGrid:
         signature = costs.stage_signatures[1][stages.stage]
         layers = values[signature, self.distinct.number[stages.first, stages.end]]
         reshard = time * costs.reshard.min(axis=(-1, -2))
-        inside = inside_sums(reshard)
+        inside = prefix_sums(reshard, 2)
         kind = costs.stage_kind[stages.stage]
         between = inside[kind, stages.end] - inside[kind, stages.first + 1]
         layers = layers + between

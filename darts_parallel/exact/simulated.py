@@ -8,7 +8,7 @@ The bound comes from the work of the devices (`outer_lower_bounds`). `packed_bou
 whole layers, while the work alone may be spread evenly.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from math import inf, isfinite
 from time import monotonic
@@ -57,18 +57,29 @@ def packed_bound(table: CostTable, outer: int) -> float:
     costs = OuterCosts.read(table, outer)
     spent = costs.num_micro_batches * costs.time + costs.sync
     spent = np.where(costs.kind_allowed[:, None, :], spent, np.inf)
-    by_device = list(_priced_layers(table, costs, spent))
-    layers = np.concatenate([found for found, _ in by_device])
-    budgets = np.concatenate([found for _, found in by_device])
-    sizes = [len(found) for _, found in by_device]
-    first_rows = np.cumsum([0, *sizes[:-1]])
+    rows = []
+    """Seconds of layers on every device with memory priced, `(prices, L)`."""
+    budgets = []
+    for device in range(table.pp):
+        kind = costs.stage_kind[device]
+        legal = costs.kind_allowed[kind]
+        in_flight = costs.in_flight[table.stage_device.numpy() == device].min()
+        need = kept_bytes(costs.static, costs.activation, in_flight)[:, legal]
+        seconds = spent[kind][:, legal]
+        prices = price_grid(seconds, need, MAX_PRICES)
+        charged = seconds + prices[:, None, None] * need
+        rows.append(charged.min(-1))
+        budgets.append(prices * float(table.capacity[device]))
+    layers = np.concatenate(rows)
+    budget = np.concatenate(budgets)[:, None]
+    first_rows = np.cumsum([0, *map(len, rows[:-1])])
     waits = _first_passes(table, costs, outer)
     expensive_first = np.argsort(-spent.min((0, -1)), kind="stable")
     best = 0.0
     for number in range(1, len(expensive_first) + 1):
         expensive = layers[:, expensive_first[:number]]
         cheapest_first = np.sort(expensive, axis=-1)
-        priced = cheapest_first.cumsum(-1) - budgets[:, None]
+        priced = cheapest_first.cumsum(-1) - budget
         seconds = np.maximum.reduceat(priced, first_rows) + waits[:, None]
         rising = np.sort(seconds, axis=None)
         best = max(best, float(rising[number - 1]))
@@ -86,24 +97,6 @@ def _first_passes(table: CostTable, costs: OuterCosts, outer: int) -> Array:
         one_way = both_ways[costs.boundary_kind] / 2
         waits = waits + prefix_sums(one_way)[: table.pp]
     return waits
-
-
-def _priced_layers(
-    table: CostTable,
-    costs: OuterCosts,
-    spent: Array,
-) -> Iterator[tuple[Array, Array]]:
-    """Yield seconds of layers on every device with memory priced, `(prices, L)`, and its budget."""
-    for device in range(table.pp):
-        kind = costs.stage_kind[device]
-        legal = costs.kind_allowed[kind]
-        in_flight = costs.in_flight[table.stage_device.numpy() == device].min()
-        need = kept_bytes(costs.static, costs.activation, in_flight)[:, legal]
-        seconds = spent[kind][:, legal]
-        prices = price_grid(seconds, need, MAX_PRICES)
-        charged = seconds + prices[:, None, None] * need
-        layers = charged.min(-1)
-        yield layers, prices * float(table.capacity[device])
 
 
 def in_any_order(table: CostTable) -> CostTable:
@@ -172,7 +165,12 @@ def find_simulated_plan(
         floor = simulated_lower_bound(tables, space_kind, deadline=deadline)
         return TableResult(None, floor, False, 0, note=unknown).verification(tables, 0.0)
     if number_of_plans(tables, space_kind) <= MAX_PRICED_PLANS:
-        return _enumerated(tables, space_kind, deadline).verification(tables, 0.0)
+        found = replace(brute_force(tables, space_kind), note=SIMULATED)
+        # this proves the best plan unless the search may change the order of passes
+        if any(table.pipeline.free for table in tables):
+            floor = simulated_lower_bound(tables, space_kind, known=found.cost, deadline=deadline)
+            found = replace(found, proven=False, lower_bound=floor, note=RULES_ONLY)
+        return found.verification(tables, 0.0)
     plan = closed_form()
     seconds = inf if plan is None else price(plan)
     floor = simulated_lower_bound(tables, space_kind, known=seconds, deadline=deadline)
@@ -183,12 +181,3 @@ def find_simulated_plan(
     note = f"{reason}; only the bound is proven"
     answer = TableResult(None, floor, False, 0, note=note).verification(tables, 0.0)
     return replace(answer, plan=plan, iteration_time_s=seconds)
-
-
-def _enumerated(tables: Tables, space_kind: str, deadline: float) -> TableResult:
-    """Simulate every plan; this proves the best one unless the search may change the order of passes."""
-    answer = brute_force(tables, space_kind)
-    if not any(table.pipeline.free for table in tables):
-        return replace(answer, note=SIMULATED)
-    floor = simulated_lower_bound(tables, space_kind, known=answer.cost, deadline=deadline)
-    return replace(answer, proven=False, lower_bound=floor, note=RULES_ONLY)

@@ -272,7 +272,11 @@ class _Search:
                 else:
                     self._solve(entry)
         except DeadlineError:
-            self._rank_any()
+            # before the first plan one is found, whatever outer choice has it
+            for entry in self.outer_choices:
+                if self.ranking.plans:
+                    break
+                _rank_simple(self.tables, entry, self.ranking)
             return False
         return True
 
@@ -289,13 +293,6 @@ class _Search:
         left = [entry for entry in self.too_large if entry.bound < floor]
         parts = ((self.tables[entry.table], entry.outer) for entry in left)
         return too_large_note(parts, not complete)
-
-    def _rank_any(self) -> None:
-        """Find a plan where the time was over before the first one, whatever outer choice has it."""
-        for entry in self.outer_choices:
-            if self.ranking.plans:
-                break
-            _rank_simple(self.tables, entry, self.ranking)
 
     def _bound_each(self, entry: _Entry) -> None:
         """Queue the strategies of an outer choice by tighter bounds, or set a too large one aside."""
