@@ -343,17 +343,6 @@ def move_pass(word, place, other, state):
         word[other] = first
 
 
-@njit
-def change_strategy(f, first, choices, stage, state):
-    """Give a random strategy to a random layer of a stage, or to the stage where it has one for all."""
-    choice = below(f.legal.shape[1], state)
-    layer = first[stage] + below(first[stage + 1] - first[stage], state)
-    if f.space == LAYERWISE:
-        choices[layer] = choice
-    else:
-        choices[first[stage] : first[stage + 1]] = choice
-
-
 @njit(cache=True)
 def shift_boundaries(f, first, low, high, step, layers):
     """Move the first layers of stages `low` to `high` by a unit; return whether stages keep a unit."""
@@ -371,12 +360,19 @@ def shift_boundaries(f, first, low, high, step, layers):
 def move_layers(f, first, choices, stage, state):
     """Move boundaries by a unit of layers, best those of `stage`, or change a strategy in it.
 
+    A random strategy goes to a random layer of the stage, or to the stage where it has one for all.
+
     Returns:
         Whether stages keep a unit each.
     """
     number = len(f.stage_kind)
     if f.legal.shape[1] > 1 and f.space != UNIFORM and coin(state):
-        change_strategy(f, first, choices, stage, state)
+        choice = below(f.legal.shape[1], state)
+        layer = first[stage] + below(first[stage + 1] - first[stage], state)
+        if f.space == LAYERWISE:
+            choices[layer] = choice
+        else:
+            choices[first[stage] : first[stage + 1]] = choice
         return True
     later = coin(state)
     edge = stage + 1 if later else stage

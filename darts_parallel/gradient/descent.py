@@ -273,7 +273,11 @@ class GradientSearch:
         last = self.step == self.config.num_steps - 1
         moving = self.step < self.settling_step
         if last or (moving and self.step % HARD_EVERY == 0):
-            self._collect(weights, costs)
+            # round every relaxed plan, keep the best, repair the most promising that do not fit
+            for group, relaxed, cost in zip(self.groups, weights, costs, strict=True):
+                score = group.merit(cost).flatten() if self.space_kind == "layerwise" else None
+                plans = group.hard_plans(relaxed)
+                self.pool.add(group.table_index, plans, score, fitting=self.config.fitting)
         record = None
         if last or self.step % RECORD_EVERY == 0:
             record = self._record(weights, costs)
@@ -370,12 +374,14 @@ class GradientSearch:
             margin: Log-seconds; configurations further behind the best are dropped, too.
         """
         parts: list[KeptRestarts] = []
-        for index in range(len(self.groups)):
-            outer = self._outers_to_keep(index, margin)
+        leading = min(float(merit.min()) for merit in self.merits)
+        for index, group in enumerate(self.groups):
+            merit = self.merits[index]
+            close = self._gap_to_best(group, merit, leading) <= margin
+            possible = self._may_win(self._group_bounds(group))
+            outer = torch.nonzero(possible & close).squeeze(1)
             if len(outer):
-                ranks = self.merits[index]
-                kept = KeptRestarts.best(index, outer, ranks, counts[index])
-                parts.append(kept)
+                parts.append(KeptRestarts.best(index, outer, merit, counts[index]))
         self._select(parts)
 
     def _select(self, parts: list[KeptRestarts]) -> None:
@@ -406,21 +412,6 @@ class GradientSearch:
             group.settle(entry.first_layers, shares)
         self.optimizer = self._new_optimizer()
         self.optimizer.betas = SETTLING_BETAS
-
-    def _outers_to_keep(self, index: int, margin: float) -> Tensor:
-        """Return the configurations of a group that can win and lie within the margin, `(O',)`."""
-        group = self.groups[index]
-        leading = min(float(merit.min()) for merit in self.merits)
-        close = self._gap_to_best(group, self.merits[index], leading) <= margin
-        possible = self._may_win(self._group_bounds(group))
-        return torch.nonzero(possible & close).squeeze(1)
-
-    def _collect(self, weights: list[RelaxedPlans], costs: list[SurrogateCost]) -> None:
-        """Round every relaxed plan, keep the best, repair the most promising that do not fit."""
-        for group, relaxed, cost in zip(self.groups, weights, costs, strict=True):
-            score = group.merit(cost).flatten() if self.space_kind == "layerwise" else None
-            plans = group.hard_plans(relaxed)
-            self.pool.add(group.table_index, plans, score, fitting=self.config.fitting)
 
     def polish(self) -> None:
         """Polish the best plans, then search pass orders; nothing after Ctrl-C."""

@@ -129,7 +129,11 @@ class _Remedies:
             cluster = _with_memory(cluster, wanted)
             lightest = self.changed(cluster)
             if lightest.excess <= 0:
-                return [_memory_overrides(wanted)]
+                sizes = [
+                    f"cluster.devices.{name}.memory_GiB={size:.{_digits(size)}f}"
+                    for name, size in wanted.items()
+                ]
+                return [" and ".join(sizes)]
         return []
 
     def pins(self) -> list[str]:
@@ -172,14 +176,6 @@ def _with_memory(cluster: Cluster, wanted: Amounts) -> Cluster:
         return replace(device, memory=wanted[device.name] * GIB)
 
     return cluster.with_devices(changed)
-
-
-def _memory_overrides(wanted: Amounts) -> str:
-    """Write the memory of devices, in GiB by name, as overrides."""
-    return " and ".join(
-        f"cluster.devices.{name}.memory_GiB={size:.{_digits(size)}f}"
-        for name, size in wanted.items()
-    )
 
 
 def _digits(size: float) -> int:

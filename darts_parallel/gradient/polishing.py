@@ -131,7 +131,13 @@ def _moves(table: CostTable, plan: HardPlans, space_kind: str, *, edges: str) ->
     strategies = replace(plan.repeated(len(choices)), choices=choices)
     number = table.num_outer
     other_outers = replace(plan.repeated(number), outer=torch.arange(number))
-    boundaries = _edge_moves(table, plan, edges)
+    # boundaries: layers that change stage keep their strategy, or adopt one of their new stage's
+    boundaries = []
+    kept = with_moved_boundaries(table, plan, MAX_EDGE_MOVES)
+    if len(kept) and edges != "stagewise":
+        boundaries.append(kept)
+    if len(kept) and edges != "uniform":
+        boundaries.append(replace(kept, choices=_adopt(plan, kept)))
     return HardPlans.concatenate([plan, strategies, *boundaries, other_outers])
 
 
@@ -184,20 +190,6 @@ def _replace(table: CostTable, plan: HardPlans, masks: Tensor) -> Tensor:
     present = plan.choices.view(1, 1, -1)
     replaced = torch.where(masks.unsqueeze(1), targets, present)
     return replaced.reshape(-1, table.num_layers)
-
-
-def _edge_moves(table: CostTable, plan: HardPlans, space_kind: str) -> list[HardPlans]:
-    """Return every range of neighbouring boundaries moved by one unit either way.
-
-    Layers that change stage keep their strategy, or adopt one of their new stage's.
-    """
-    kept = with_moved_boundaries(table, plan, MAX_EDGE_MOVES)
-    if not len(kept):
-        return []
-    if space_kind == "uniform":
-        return [kept]
-    adopted = replace(kept, choices=_adopt(plan, kept))
-    return [adopted] if space_kind == "stagewise" else [kept, adopted]
 
 
 def _adopt(plan: HardPlans, moved: HardPlans) -> Tensor:

@@ -109,7 +109,11 @@ class PlanPool:
     ) -> None:
         """Make the most promising plans fit; then use the memory that is left, as `fitting` says."""
         hopeless = cost.feasible | (cost.iteration_time >= self.best_time)
-        repaired = self._repair(number, _lowest(plans, repair_score, hopeless))
+        lowest = _lowest(plans, repair_score, hopeless)
+        repaired = self._new("repair", number, lowest, lowest.choices)
+        if len(repaired):
+            repaired, fitted = repair(self.tables[number], repaired, self.best_time)
+            self._keep(number, repaired, fitted)
         if fitting == "repair":
             return
         parts = [repaired, _lowest(plans, cost.iteration_time, ~cost.feasible)]
@@ -120,14 +124,6 @@ class PlanPool:
             if fitting == "splits" and self.tables[number].has_plain_stages:
                 parts.append(self._fit_splits(number, priced))
         self._fill(number, HardPlans.concatenate(parts))
-
-    def _repair(self, number: int, plans: HardPlans) -> HardPlans:
-        """Repair and keep the plans that were not repaired before; return them."""
-        plans = self._new("repair", number, plans, plans.choices)
-        if len(plans):
-            plans, cost = repair(self.tables[number], plans, self.best_time)
-            self._keep(number, plans, cost)
-        return plans
 
     def _fit_prices(self, number: int, plans: HardPlans) -> HardPlans:
         """Select strategies under a price of memory, for boundaries and layouts not seen before."""

@@ -143,13 +143,24 @@ class Surrogate:
         sharpness: float | None,
     ) -> Tensor:
         """Return peak bytes of every device, `(O, R, pp)`, from the costs of stages and of layers."""
-        if weights.fractions is not None:
-            sent = weights.fractions[..., ACTIVATION].unsqueeze(-2)
+        table = self.table
+        fractions = weights.fractions
+        if fractions is not None:
+            sent = fractions[..., ACTIVATION].unsqueeze(-2)
             # the largest layer's activations are still on their way
-            working = working + sent * self._activation(layers)
-        by_device = self.table.by_device(weights.stages) * working
+            column = sum(self._widths[: self._names.index("activation")])
+            working = working + sent * layers[..., column].unsqueeze(-1)
+        by_device = table.by_device(weights.stages) * working
         largest = smooth_max(by_device, sharpness, dim=-2)
-        return self._kept_bytes(stage, weights.fractions) + largest
+        in_flight = table.in_flight.unsqueeze(1)
+        activation = stage["activation"]
+        if fractions is None:
+            kept = kept_bytes(stage["static"], activation, in_flight)
+            return table.by_device(kept) + largest
+        stay = 1.0 - fractions[..., ACTIVATION][..., table.stage_device]
+        kept = kept_bytes(stage["static"], stay * activation, in_flight)
+        away = fractions[..., OPTIMIZER] * table.by_device(stage["state"])
+        return table.by_device(kept) - away + largest
 
     def _own_seconds(
         self,
@@ -185,11 +196,6 @@ class Surrogate:
         parts = torch.split(sums, self._widths, dim=-1)
         named = zip(self._names, parts, strict=True)
         return {name: _of_kind(values, self._stage_kind) for name, values in named}
-
-    def _activation(self, layers: Tensor) -> Tensor:
-        """Return activation bytes of every layer, `(O, R, L, 1)`."""
-        column = sum(self._widths[: self._names.index("activation")])
-        return layers[..., column].unsqueeze(-1)
 
     def _transfers(self, stage: Tensors, fractions: Tensor | None) -> Tensors:
         """Return the seconds by which transfers to host memory lengthen passes, `(O, R, K)` each."""
@@ -271,18 +277,6 @@ class Surrogate:
             total, ends = simulated_seconds(passes, syncs, counts, table.pipeline)
             awaited = total - ends.amax(1)
         return total.view(size), awaited.view(size)
-
-    def _kept_bytes(self, stage: Tensors, fractions: Tensor | None) -> Tensor:
-        """Return the bytes that add up over every device's layers, `(O, R, pp)`."""
-        table = self.table
-        in_flight = table.in_flight.unsqueeze(1)
-        if fractions is None:
-            kept = kept_bytes(stage["static"], stage["activation"], in_flight)
-            return table.by_device(kept)
-        stay = 1.0 - fractions[..., ACTIVATION][..., table.stage_device]
-        kept = kept_bytes(stage["static"], stay * stage["activation"], in_flight)
-        away = fractions[..., OPTIMIZER] * table.by_device(stage["state"])
-        return table.by_device(kept) - away
 
 
 def _costs_by_kind(table: CostTable) -> Tensors:

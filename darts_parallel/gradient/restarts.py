@@ -134,11 +134,6 @@ class RestartBatch:
         return [f"{self.table.name} m{count}" for count in counts]
 
     @property
-    def choice_names(self) -> tuple[str, ...]:
-        """Name every strategy."""
-        return tuple(choice.label() for choice in self.table.choices)
-
-    @property
     def parameters(self) -> list[Tensor]:
         """Return everything that is learned."""
         learned = (self.logits, self.fraction_logits)

@@ -116,7 +116,8 @@ class LeadingPlan:
         fullest = float((memory / self.cost.capacity).max())
         entropy = float(torch.special.entr(probabilities).sum(-1).mean())
         now |= {"loss": self.merit, "entropy": entropy, "terms": self._terms()}
-        now |= {"pp": self.group.table.pp, "choices": self.group.choice_names}
+        table = self.group.table
+        now |= {"pp": table.pp, "choices": tuple(choice.label() for choice in table.choices)}
         return StepRecord(
             **now,
             surrogate_time_s=self._value(self.cost.iteration_time),
