@@ -112,26 +112,23 @@ class GradientReducer:
         Returns:
             Shape `(K, P)`.
         """
-        return torch.stack([self._reduce_one(gradients, pair) for pair in pairs])
-
-    def _reduce_one(
-        self,
-        gradients: Tensor,
-        pair: Pair,
-    ) -> Tensor:
-        dp, bits = pair
-        if bits >= LOSSLESS or dp == 1:
-            return gradients.mean(0)
-        ranks = torch.unflatten(gradients, 0, (dp, -1)).mean(1)
-        if pair not in self.residuals:
-            self.residuals[pair] = torch.zeros(dp + 1, ranks.shape[1])
-        residual = self.residuals[pair]
-        wanted = ranks + residual[:-1]
-        sent = round_blocks(wanted, bits, self.block_size)
-        owned = (sent.mean(0) + residual[-1]).unsqueeze(0)
-        delivered = round_blocks(owned, bits, self.block_size)
-        self.residuals[pair] = torch.cat([wanted - sent, owned - delivered])
-        return delivered[0]
+        means = []
+        for pair in pairs:
+            dp, bits = pair
+            if bits >= LOSSLESS or dp == 1:
+                means.append(gradients.mean(0))
+                continue
+            ranks = torch.unflatten(gradients, 0, (dp, -1)).mean(1)
+            if pair not in self.residuals:
+                self.residuals[pair] = torch.zeros(dp + 1, ranks.shape[1])
+            residual = self.residuals[pair]
+            wanted = ranks + residual[:-1]
+            sent = round_blocks(wanted, bits, self.block_size)
+            owned = (sent.mean(0) + residual[-1]).unsqueeze(0)
+            delivered = round_blocks(owned, bits, self.block_size)
+            self.residuals[pair] = torch.cat([wanted - sent, owned - delivered])
+            means.append(delivered[0])
+        return torch.stack(means)
 
 
 def flatten_layer(gradients: Tensors, names: Sequence[str]) -> Tensor:

@@ -85,7 +85,7 @@ class WeightTrainer:
         self.toy = Toy(settings.model, settings.block_size, fused)
         self.weights = self.toy.initial_weights(torch.Generator().manual_seed(seed))
         self.generator = torch.Generator().manual_seed(seed + 1)
-        self.optimizer = Adam([(w, settings.learning_rate) for w in self.weights.values()], BETAS)
+        self.optimizer = Adam([(weight, 1.0) for weight in self.weights.values()], BETAS)
         self.reducers = [GradientReducer(settings.block_size) for _ in range(settings.num_blocks)]
         self.noise = NoiseScale(settings.decay)
 
@@ -144,11 +144,9 @@ class WeightTrainer:
             delivered = reducer.reduce(flat, pairs)
             mean.append(flat.mean(0))
             final |= unflatten_layer(mixture @ delivered, weights, names)
-        rate = self.learning_rate
-        self.optimizer.parameters = [(weight, rate) for weight in weights.values()]
         for name, weight in weights.items():
             weight.grad = final[name]
-        self.optimizer.step()
+        self.optimizer.step(self.learning_rate)
         self.optimizer.zero_grad()
         self.step += 1
         losses = torch.stack([value for _, value in found])

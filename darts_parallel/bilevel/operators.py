@@ -90,27 +90,19 @@ class RoundedBlock:
             if op.op == "parameter":
                 made = weights[op.target]
             elif op.node is not None and op.name in self.sums:
-                made = self._rounded_sum(op.node, given, *self.sums[op.name])
+                # every rank's part of the inputs, and a sum at few bits
+                bits, dims = self.sums[op.name]
+                partials = []
+                for rank in range(self.ranks):
+                    own = []
+                    for tensor, dim in zip(given, dims, strict=True):
+                        own.append(tensor if dim is None else tensor.chunk(self.ranks, dim)[rank])
+                    partials.append(_call(op.node, own))
+                made = straight_through_sum(torch.stack(partials), bits, self.block_size)
             elif op.node is not None:
                 made = _call(op.node, given)
             known |= _named_outputs(op.outputs, made)
         return given[0]
-
-    def _rounded_sum(
-        self,
-        node: Node,
-        given: Sequence[Tensor],
-        bits: int,
-        dims: Dims,
-    ) -> Tensor:
-        """Run an operator on every rank's part of its inputs, and sum at few bits."""
-        partials = []
-        for rank in range(self.ranks):
-            own = []
-            for tensor, dim in zip(given, dims, strict=True):
-                own.append(tensor if dim is None else tensor.chunk(self.ranks, dim)[rank])
-            partials.append(_call(node, own))
-        return straight_through_sum(torch.stack(partials), bits, self.block_size)
 
 
 def _named_outputs(names: Sequence[str], made: Any) -> Tensors:
@@ -140,18 +132,6 @@ def learn(
     loss = partial(trainer.toy.loss, runs=[run] * count)
     exact = [(((1, LOSSLESS),), torch.ones(1))] * count
     return trainer.learn(trainer.next_batch(text), loss, exact).loss
-
-
-def train_sums(
-    settings: BilevelSettings,
-    text: Tensor,
-    run: RoundedBlock,
-    steps: int,
-    seed: int,
-) -> list[float]:
-    """Train from the initial weights with all blocks run alike; return the losses of all steps, nats."""
-    trainer = WeightTrainer(settings, seed, measure_noise=False)
-    return [learn(trainer, text, run) for _ in range(steps)]
 
 
 class OperatorSearch:
@@ -222,8 +202,12 @@ class OperatorSearch:
             return [0.0] * len(plans)
         curves = []
         for sums in [[], *plans]:
-            own = (self.settings, self.text, self.rounded(sums), steps)
-            curves.append([train_sums(*own, seed) for seed in seeds])
+            run = self.rounded(sums)
+            losses = []
+            for seed in seeds:
+                trainer = WeightTrainer(self.settings, seed, measure_noise=False)
+                losses.append([learn(trainer, self.text, run) for _ in range(steps)])
+            curves.append(losses)
         return [log_slowdown(own, curves[0]) for own in curves[1:]]
 
     def _priced(self, seconds: float) -> np.ndarray:

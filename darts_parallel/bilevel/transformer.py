@@ -53,8 +53,7 @@ def summed(
         if isinstance(module, RowParallel):
             module.ranks = ranks
             module.reduce = reduce
-    state = block(state)
-    return state
+    return block(state)
 
 
 class Toy(nn.Module):
@@ -158,16 +157,12 @@ class Toy(nn.Module):
 
         Pairs differ only in their sums, so the products of the ranks are computed once.
         """
-        runs = [self.mixed_run(row, pairs) for row in pair_weights]
+        ranks = max(tp for tp, _ in pairs)
+        runs = []
+        for row in pair_weights:
+            mixed = partial(mixed_reduce, pairs=pairs, pair_weights=row, block_size=self.block_size)
+            runs.append(partial(summed, ranks=ranks, reduce=mixed))
         return self.loss(weights, tokens, runs)
-
-    def mixed_run(self, pair_weights: Tensor, pairs: Sequence[Pair]) -> Run:
-        """Return how a block runs as a weighted mixture of pairs."""
-        return partial(
-            summed,
-            ranks=max(tp for tp, _ in pairs),
-            reduce=lambda parts: mixed_reduce(parts, pairs, pair_weights, self.block_size),
-        )
 
 
 def mixed_reduce(

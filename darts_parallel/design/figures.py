@@ -126,20 +126,12 @@ def scaled_config(problem: Problem, factors: Mapping[str, float]) -> Config:
             if part == "device":
                 owner = cluster.devices[owner]
             owners[id(owner)] = owner  # groups may share a device
+        key = FIGURES[figure_of(name)]
         for owner in owners.values():
-            _scale(owner, FIGURES[figure_of(name)], factor)
+            new = getattr(owner, key)
+            if isinstance(new, dict):  # peaks by precision
+                new = {kind: peak * factor for kind, peak in new.items()}
+            else:
+                new *= factor
+            setattr(owner, key, new)
     return config
-
-
-def _scale(
-    owner: Any,
-    key: str,
-    factor: float,
-) -> None:
-    """Multiply a figure of the configuration; peaks are many, by precision."""
-    new = getattr(owner, key)
-    if isinstance(new, dict):
-        new = {kind: peak * factor for kind, peak in new.items()}
-    else:
-        new *= factor
-    setattr(owner, key, new)

@@ -104,26 +104,19 @@ def _next_product(name: str, problem: Problem) -> Iterator[tuple[str, float]]:
     group = config.nodes[first]
     owner = config.devices[group.device] if part == "device" else group.intra_node
     present = _value(owner, key, precision)
-    every = _product_values(part, key, precision)
-    better = [(value, product) for value, product in every if value > present * SAME]
-    if better:
-        value, product = min(better)
-        yield product, value / present
-
-
-def _product_values(
-    part: str,
-    key: str,
-    precision: str,
-) -> Iterator[tuple[float, str]]:
-    """Yield the values of a figure over all presets."""
+    better = []
     for path in group_files(part.replace("intra_node", "cluster")):
         if path.stem.startswith(INVENTED):
             continue
         raw = OmegaConf.load(path)
         owners = [raw] if part == "device" else [node[part] for node in raw.nodes]
         for owner in owners:
-            yield _value(owner, key, precision), path.stem
+            value = _value(owner, key, precision)
+            if value > present * SAME:
+                better.append((value, path.stem))
+    if better:
+        value, product = min(better)
+        yield product, value / present
 
 
 def _value(

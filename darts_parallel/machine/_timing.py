@@ -45,26 +45,22 @@ class MeasuredMachine:
             seconds: Wall-clock of all of them; rank 0 says how often each is repeated.
         """
         began = time.perf_counter()
-        result = [self._agreed(self._timed(work, seconds / len(works))) for work in works]
+        result = []
+        for work in works:
+            # `timeit` warms up and waits for the device
+            timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
+            runs = seconds / len(works) / BLOCKS / timer.timeit(1).mean
+            number = torch.tensor(max(int(runs), 1), device=self.device)
+            if self.world > 1:
+                distributed.broadcast(number, 0)
+            spent = median(timer.timeit(int(number)).mean for _ in range(BLOCKS))
+            every = [spent] * self.world
+            if self.world > 1:
+                distributed.all_gather_object(every, spent)
+            result.append(median(every))
         if self.rank == 0:
             print(f"{name}: {len(works)} cases, {time.perf_counter() - began:.1f} s", flush=True)
         return result
-
-    def _timed(self, work: Callable[[], object], seconds: float) -> float:
-        """Return the seconds of one run; `timeit` warms up and waits for the device."""
-        timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
-        once = timer.timeit(1).mean
-        number = torch.tensor(max(int(seconds / BLOCKS / once), 1), device=self.device)
-        if self.world > 1:
-            distributed.broadcast(number, 0)
-        return median(timer.timeit(int(number)).mean for _ in range(BLOCKS))
-
-    def _agreed(self, value: float) -> float:
-        """Return the median over all ranks of what each measured."""
-        values = [value] * self.world
-        if self.world > 1:
-            distributed.all_gather_object(values, value)
-        return median(values)
 
 
 def _variable(name: str, default: int) -> int:

@@ -59,9 +59,9 @@ class Unit(ABC):
     def publish(self) -> None:
         """Put the new parameters on every rank that computes with them, after the optimizer step."""
 
-    @abstractmethod
     def full_gradient(self, name: str) -> Tensor:
         """Return the whole reduced gradient of a parameter, on every rank of the stage (collective)."""
+        return whole(aligned(self.parameters[name]))
 
     def clear(self) -> None:
         """Forget all gradients."""
@@ -120,8 +120,7 @@ class Replicated(Unit):
         self.feedback = ErrorFeedback(strategy.grad_comm_bits, self.groups[0]) if lossy else None
         self._places = self._lay_out(BLOCK if lossy else 1)
         if self.sharded:
-            own = self._own(self._flat_parameters()).clone()
-            self.slots = [nn.Parameter(own)]
+            self.slots = [nn.Parameter(self._own_parameters())]
             self._release()
         else:
             self.slots = self._local_slots()
@@ -167,12 +166,12 @@ class Replicated(Unit):
         if self.feedback is not None:
             part = self.feedback.share(flat)
         else:
-            part = torch.empty_like(self._own(flat))
+            part = torch.empty_like(_part(flat, self.mesh["shard"]))
             dist.reduce_scatter_single(part, flat, group=self.groups[0])
             for group in self.groups[1:]:
                 dist.all_reduce(part, group=group)
         # the optimizer's copy of the parameters lives only from here to `publish`
-        self.slots[0].data = self._own(self._flat_parameters()).clone()
+        self.slots[0].data = self._own_parameters()
         self.slots[0].grad = part
 
     def publish(self) -> None:
@@ -187,9 +186,9 @@ class Replicated(Unit):
 
     def full_gradient(self, name: str) -> Tensor:
         """Return the whole reduced gradient, as `Unit` says."""
-        parameter = self.parameters[name]
         if not self.sharded:
-            return whole(aligned(parameter))
+            return super().full_gradient(name)
+        parameter = self.parameters[name]
         assert self.slots[0].grad is not None
         flat = self._gathered(self.slots[0].grad)
         values = flat[self._places[name]].view(local(parameter).shape)
@@ -243,12 +242,10 @@ class Replicated(Unit):
             flat[self._places[name]] = tensor.detach().reshape(-1)
         return flat
 
-    def _flat_parameters(self) -> Tensor:
+    def _own_parameters(self) -> Tensor:
+        """Return a copy of this rank's part of the parameters."""
         parts = {name: local(parameter) for name, parameter in self.parameters.items()}
-        return self._flat(parts)
-
-    def _own(self, flat: Tensor) -> Tensor:
-        return _part(flat, self.mesh["shard"])
+        return _part(self._flat(parts), self.mesh["shard"]).clone()
 
     def _gathered(self, part: Tensor) -> Tensor:
         flat = part.new_empty(self._size)
@@ -312,10 +309,6 @@ class Sharded(Unit):
 
     def publish(self) -> None:
         """Do nothing: the next forward pass gathers."""
-
-    def full_gradient(self, name: str) -> Tensor:
-        """Return the whole reduced gradient, as `Unit` says."""
-        return whole(aligned(self.parameters[name]))
 
     def parameter_bytes(self) -> int:
         """Return the bytes of gathered parameters with ZeRO 2, of parts with ZeRO 3."""

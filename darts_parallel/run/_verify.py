@@ -95,31 +95,26 @@ def predicted_bytes(problem: Problem, plan: Plan, stage: int) -> list[float]:
         StateBytes(0, state.gradient, 0),
         StateBytes(0, 0, state.optimizer),
     ]
+    vocabulary = problem.model.config.vocab_size
     sums = [0.0, 0.0, 0.0]
-    for index in range(len(plan.layers)):
+    for index, strategy in enumerate(plan.layers):
         if plan.stage_of_layer[index] != stage:
             continue
-        zero = float_tensor(plan.layers[index].zero_stage)
-        for parameters, shards in _parameter_groups(problem, plan, index):
+        zero = float_tensor(strategy.zero_stage)
+        spec = problem.model.layers[index]
+        if index == head_index(problem) and share_one_table(problem, plan):
+            spec = replace(spec, vocabulary_parameters=0)
+        parameters = parameters_per_rank(spec, vocabulary, float_tensor(strategy.tp))
+        # parameters of a rank and ranks that shard them, experts apart
+        groups = [(parameters, shard_ranks(strategy))]
+        if spec.experts is not None:
+            held = strategy.ep * strategy.etp
+            replicas = problem.cluster.num_devices // plan.pp // held
+            groups.append((float_tensor(spec.experts.parameters / held), replicas))
+        for parameters, shards in groups:
             for kind, part in enumerate(kinds):
-                sums[kind] += float(static_bytes(parameters, shards, zero, part))
+                sums[kind] += float(static_bytes(parameters, float_tensor(shards), zero, part))
     return sums
-
-
-def _parameter_groups(problem: Problem, plan: Plan, index: int) -> list[tuple[Tensor, Tensor]]:
-    """Return (parameters of a rank, ranks that shard them) of a layer, experts apart."""
-    spec = problem.model.layers[index]
-    strategy = plan.layers[index]
-    if index == head_index(problem) and share_one_table(problem, plan):
-        spec = replace(spec, vocabulary_parameters=0)
-    vocabulary = problem.model.config.vocab_size
-    parameters = parameters_per_rank(spec, vocabulary, float_tensor(strategy.tp))
-    groups = [(parameters, float_tensor(shard_ranks(strategy)))]
-    if spec.experts is not None:
-        held = strategy.ep * strategy.etp
-        replicas = problem.cluster.num_devices // plan.pp // held
-        groups.append((float_tensor(spec.experts.parameters / held), float_tensor(replicas)))
-    return groups
 
 
 Shapes = dict[str, tuple[int, ...]]
@@ -217,7 +212,12 @@ def _compare(engine: Engine, reference: Reference | None) -> Amounts:
             target = wanted[name].contiguous()
         dist.broadcast(target, src=0)
         if name in owners:
-            errors[index] = _relative(owners[name].full_gradient(name), target, typical)
+            gradient = owners[name].full_gradient(name)
+            rows = len(target)
+            # rows beyond the vocabulary get no gradient
+            difference = (gradient[:rows] - target).norm() + gradient[rows:].norm()
+            floor = FLOOR * typical * target.numel() ** 0.5
+            errors[index] = difference / max(float(target.norm()), floor)
     dist.all_reduce(errors, dist.ReduceOp.MAX)
     return dict(zip(shapes, errors.tolist(), strict=True))
 
@@ -238,13 +238,6 @@ def _typical_gradient(engine: Engine, wanted: Tensors, shapes: Shapes) -> float:
     dist.broadcast(square, src=0)
     count = sum(torch.Size(shape).numel() for shape in shapes.values())
     return float(torch.sqrt(square / count))
-
-
-def _relative(gradient: Tensor, target: Tensor, typical: float) -> float:
-    difference = (gradient[: target.shape[0]] - target).norm()
-    padding = gradient[target.shape[0] :].norm()  # rows beyond the vocabulary get no gradient
-    floor = FLOOR * typical * target.numel() ** 0.5
-    return float((difference + padding) / max(float(target.norm()), floor))
 
 
 def _state_bytes(engine: Engine) -> list[Bytes]:

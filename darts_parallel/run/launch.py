@@ -200,22 +200,20 @@ def require_processes(count: int, *, started: bool = False) -> None:
         return
     others = "" if started else f", or none of {', '.join(TORCHRUN)}"
     for name in TORCHRUN:
-        _require_variable(name, given, f"torchrun --nproc-per-node {count}{others}")
+        if name not in given:
+            where = f" where {given[0]} is" if given else ""
+            raise UnsupportedError(
+                f"{name} must be set{where}, as torchrun does; try torchrun "
+                f"--nproc-per-node {count}{others}."
+            )
+        value = os.environ[name]
+        if name != "MASTER_ADDR" and not value.isdigit():
+            raise UnsupportedError(
+                f"{name}={value} must be a whole number, as torchrun sets it; try 0."
+            )
     world = os.environ["WORLD_SIZE"]
     if int(world) != count:
         raise UnsupportedError(
             f"WORLD_SIZE={world} must be the {count} devices of the plan; try torchrun "
             f"--nproc-per-node {count}."
-        )
-
-
-def _require_variable(name: str, given: list[str], command: str) -> None:
-    """Refuse a variable of torchrun that is missing or no number."""
-    if name not in given:
-        where = f" where {given[0]} is" if given else ""
-        raise UnsupportedError(f"{name} must be set{where}, as torchrun does; try {command}.")
-    value = os.environ[name]
-    if name != "MASTER_ADDR" and not value.isdigit():
-        raise UnsupportedError(
-            f"{name}={value} must be a whole number, as torchrun sets it; try 0."
         )

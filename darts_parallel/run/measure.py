@@ -158,8 +158,25 @@ def render(outcome: RunOutcome, cost: CostBreakdown | None, console: Console) ->
     """
     if outcome.verdict is not None:
         _render_verdict(outcome.verdict, console)
-    if outcome.measurement is not None:
-        _render_measurement(outcome.measurement, cost, console)
+    measured = outcome.measurement
+    if measured is None:
+        return
+    seconds = measured.iteration_time_s
+    steps = measured.seconds
+    spread = f"median of {len(steps)}, {min(steps):.4f} to {max(steps):.4f}"
+    console.print(f"measured {seconds:.4f} s per iteration ({spread})")
+    predicted = "predicted: the cost model cannot price this plan yet"
+    if cost is not None:
+        ratio = seconds / cost.iteration_time_s
+        predicted = f"predicted {cost.iteration_time_s:.4f} s; measured / predicted = {ratio:.2f}"
+    console.print(predicted, highlight=False)
+    rows = []
+    for stage, phases in enumerate(measured.phases):
+        times = [f"{phases[phase]:.4f}" for phase in PHASES]
+        peak = f"{measured.peak_bytes[stage] / 2**20:,.0f} MiB"
+        rows.append((str(stage), *times, peak))
+    columns = ("stage", *PHASES, "peak memory")
+    console.print(_table("Seconds of a step by stage", columns, rows, "right"))
 
 
 def _table(
@@ -215,24 +232,3 @@ def _judged(difference: float) -> tuple[str, str, str]:
 
 def _word(passed: bool) -> str:
     return "[green]equal[/green]" if passed else "[red]differs[/red]"
-
-
-def _render_measurement(
-    measured: Measurement, cost: CostBreakdown | None, console: Console
-) -> None:
-    seconds = measured.iteration_time_s
-    steps = measured.seconds
-    spread = f"median of {len(steps)}, {min(steps):.4f} to {max(steps):.4f}"
-    console.print(f"measured {seconds:.4f} s per iteration ({spread})")
-    predicted = "predicted: the cost model cannot price this plan yet"
-    if cost is not None:
-        ratio = seconds / cost.iteration_time_s
-        predicted = f"predicted {cost.iteration_time_s:.4f} s; measured / predicted = {ratio:.2f}"
-    console.print(predicted, highlight=False)
-    rows = []
-    for stage, phases in enumerate(measured.phases):
-        times = [f"{phases[phase]:.4f}" for phase in PHASES]
-        peak = f"{measured.peak_bytes[stage] / 2**20:,.0f} MiB"
-        rows.append((str(stage), *times, peak))
-    columns = ("stage", *PHASES, "peak memory")
-    console.print(_table("Seconds of a step by stage", columns, rows, "right"))

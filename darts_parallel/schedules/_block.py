@@ -103,7 +103,8 @@ def _placed(schedule: BuildingBlock, pp: int, count: int) -> tuple[tuple[Step, .
     # gradients of weights leave the drain, and return where its backward passes leave slots free
     drained = []
     for row, end in zip(rows, last_forward, strict=True):
-        drained.append(_take_weights(row, end))
+        late = [time for time in sorted(row) if time > end and row[time][0] == "W"]
+        drained.append([row.pop(time) for time in late])
     move_together(slots, None, last_forward)
     for device, entries in enumerate(drained):
         for entry in entries:
@@ -116,15 +117,6 @@ def _placed(schedule: BuildingBlock, pp: int, count: int) -> tuple[tuple[Step, .
 
 def _last_forward(row: Row) -> int:
     return max(time for time, (kind, _, _) in row.items() if kind == "F")
-
-
-def _take_weights(row: Row, end: int) -> list[Pass]:
-    """Remove the gradients of the weights that run after a slot."""
-    taken = []
-    for time in sorted(row):
-        if time > end and row[time][0] == "W":
-            taken.append(row.pop(time))
-    return taken
 
 
 def _in_order(row: Row, pp: int) -> Steps:
@@ -140,27 +132,20 @@ def repeated(schedule: BuildingBlock, pp: int, count: int) -> Slots:
         for (kind, stage), first in schedule.starts(device, pp).items():
             for batch in range(count):
                 slots.put(device, first + INTERVAL * batch, (kind, stage, batch))
-        _fill_with_weights(slots, device, 2 * count)
+        # free slots take the gradients of the weights, in the order of their backward passes
+        row = slots.rows[device]
+        waiting = deque[Pass]()
+        time = min(row)
+        left = 2 * count
+        while left:
+            kind, stage, batch = row.get(time, ("", 0, 0))
+            if not kind and waiting:
+                slots.put(device, time, waiting.popleft())
+                left -= 1
+            elif kind == "B":
+                waiting.append(("W", stage, batch))
+            time += 1
     return slots
-
-
-def _fill_with_weights(slots: Slots, device: int, left: int) -> None:
-    """Put the gradients of the weights into free slots, in the order of their backward passes.
-
-    Args:
-        left: Number of these gradients.
-    """
-    row = slots.rows[device]
-    waiting = deque[Pass]()
-    time = min(row)
-    while left:
-        kind, stage, batch = row.get(time, ("", 0, 0))
-        if not kind and waiting:
-            slots.put(device, time, waiting.popleft())
-            left -= 1
-        elif kind == "B":
-            waiting.append(("W", stage, batch))
-        time += 1
 
 
 def held(row: Row) -> Counts:
@@ -193,7 +178,10 @@ def move_together(slots: Slots, counts: list[Counts] | None, after: list[int]) -
             first = max(slots.ready(entry), after[device]) + 1
             open_slots = free[device, first:now].copy()
             if counts and kind == "F":
-                _close_full(open_slots, counts[device][first:now] >= most)
+                # up to the last slot at which the device is full
+                (full,) = np.nonzero(counts[device][first:now] >= most)
+                if len(full):
+                    open_slots[: full[-1] + 1] = False
             if not open_slots.any():
                 continue
             slot = first + int(open_slots.argmax())
@@ -203,10 +191,3 @@ def move_together(slots: Slots, counts: list[Counts] | None, after: list[int]) -
             slots.put(device, slot, entry)
             free[device, now] = True
             free[device, slot] = False
-
-
-def _close_full(open_slots: NDArray[np.bool_], full: NDArray[np.bool_]) -> None:
-    """Close all slots up to the last one at which the device is full."""
-    (places,) = full.nonzero()
-    if len(places):
-        open_slots[: places[-1] + 1] = False
