@@ -110,8 +110,8 @@ def _next_product(name: str, problem: Problem) -> Iterator[tuple[str, float]]:
             continue
         raw = OmegaConf.load(path)
         owners = [raw] if part == "device" else [node[part] for node in raw.nodes]
-        for owner in owners:
-            value = _value(owner, key, precision)
+        for one in owners:
+            value = _value(one, key, precision)
             if value > present * SAME:
                 better.append((value, path.stem))
     if better:
