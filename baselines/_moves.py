@@ -12,6 +12,7 @@ from darts_parallel.cost import (
     HardPlans,
     Rows,
     even_uniform_plans,
+    flatnonzero,
     float_tensor,
     lightest_plans,
     unit_starts,
@@ -48,7 +49,7 @@ class Chains(Rows):
         other: "Chains",
     ) -> "Chains":
         """Return these plans where `mask` (N,) holds, those of `other` elsewhere."""
-        rows = torch.nonzero(mask).squeeze(1)
+        rows = flatnonzero(mask)
         return other.put(rows, self[rows])
 
     def put(
@@ -92,7 +93,7 @@ class PlanSpace:
         """Price plans in log-seconds per iteration, more where memory lacks, `(N,)`; keep the best."""
         energy = torch.empty(len(chains), dtype=torch.float64)
         for index in torch.unique(chains.table).tolist():
-            rows = torch.nonzero(chains.table == index).squeeze(1)
+            rows = flatnonzero(chains.table == index)
             some = chains[rows]
             table = self.incumbent.tables[index]
             starts = some.first_layers[:, : table.num_stages]
@@ -298,7 +299,7 @@ class RandomMoves:
         drawn = torch.multinomial(self.weights, count, replacement=True, generator=self.generator)
         result = chains
         for number in torch.unique(drawn).tolist():
-            rows = torch.nonzero(drawn == number).squeeze(1)
+            rows = flatnonzero(drawn == number)
             changed = self._changed(chains[rows], self.names[number])
             result = result.put(rows, changed)
         return result

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from baselines._planner import Incumbent, on_tables
-from darts_parallel.cost import Array, CostTable, HardPlans, Index, unit_starts
+from darts_parallel.cost import Array, CostTable, HardPlans, Index, filled, unit_starts
 
 TICK = 1e-15
 """Seconds of a tick: stage times are whole ticks, so that equal stages tie exactly, as in the program."""
@@ -163,7 +163,7 @@ def _receive_seconds(
 ) -> torch.Tensor:
     """Return seconds across the boundary before each middle stage, where even stages have it, `(B, K)`."""
     stages = table.num_stages
-    result = torch.zeros(len(outer), stages, dtype=torch.float64)
+    result = filled(0.0, len(outer), stages)
     if stages < 3:
         return result
     even = first_partition(len(units), stages)

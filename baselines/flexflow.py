@@ -16,6 +16,7 @@ import torch
 from baselines._moves import Chains, MoveWeights, PlanSpace, RandomMoves
 from baselines._planner import Incumbent, on_tables
 from baselines.annealing import best_starts, metropolis, uphill
+from darts_parallel.cost import flatnonzero
 
 CHAINS = 64
 """Plans that walk side by side."""
@@ -52,7 +53,7 @@ def offer_plans(incumbent: Incumbent) -> None:
         age = age + 1
         since = torch.where(better, 0.0, since + 1)
         patient = (since <= PATIENCE) | (since <= age / 2)
-        stale = torch.nonzero(~patient).squeeze(1)
+        stale = flatnonzero(~patient)
         if len(stale):
             fresh = moves.random_plans(len(stale))
             chains = chains.put(stale, fresh)

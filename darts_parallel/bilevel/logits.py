@@ -21,7 +21,7 @@ from darts_parallel.bilevel.space import (
     LogSlowdown,
 )
 from darts_parallel.config import SearchConfig
-from darts_parallel.cost import float_tensor
+from darts_parallel.cost import filled, float_tensor
 from darts_parallel.errors import Amounts
 from darts_parallel.gradient import (
     BOUNDARY_RATE,
@@ -84,8 +84,7 @@ class UpperLevel:
                 self.groups.append(RestartBatch.initial(*start))
         self.owners = [group for group in self.groups for _ in group.names]
         """Group of every pipeline configuration."""
-        count = len(self.owners)
-        self.outer_logits = torch.zeros(count, dtype=torch.float64, requires_grad=True)
+        self.outer_logits = filled(0.0, len(self.owners)).requires_grad_()
         rates = (config.learning_rate, BOUNDARY_RATE)
         parameters: list[tuple[Tensor, float]] = []
         for group in self.groups:

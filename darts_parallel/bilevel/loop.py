@@ -34,6 +34,7 @@ from darts_parallel.bilevel.settings import BilevelSettings
 from darts_parallel.bilevel.space import EXACT, BatchPlan, Candidate, JointSpace, LogSlowdown
 from darts_parallel.bilevel.trials import Trials
 from darts_parallel.config import LOSSLESS
+from darts_parallel.cost import flatnonzero
 from darts_parallel.gradient import NoPlanFitsError, StepRecord
 from darts_parallel.problem import Problem
 
@@ -202,7 +203,7 @@ class BilevelLoop:
         pairs = self.prices.gradient_pairs
         mixtures: list[Mixture] = []
         for row in self._pair_weights(leader, pairs, lambda candidate: candidate.gradient_pair):
-            used = torch.nonzero(row > NEGLIGIBLE).flatten()
+            used = flatnonzero(row > NEGLIGIBLE)
             kept = tuple(pairs[place] for place in used.tolist())
             mixtures.append((kept, row[used] / row[used].sum()))
         return mixtures

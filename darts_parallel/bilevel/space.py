@@ -17,6 +17,7 @@ from darts_parallel.cost import (
     build_tables,
     canonical,
     evaluate_batch,
+    filled,
     float_tensor,
     without_dominated,
 )
@@ -216,7 +217,7 @@ class JointSpace:
         """Return prices of 0."""
         sums = self._pairs(lambda candidate: candidate.forward_pair)
         sent = self._pairs(lambda candidate: candidate.gradient_pair)
-        none = torch.zeros(self.num_blocks, 0, dtype=torch.float64)
+        none = filled(0.0, self.num_blocks, 0)
         empty = LogSlowdown(sums, sent, none, none, dict.fromkeys(self.batches, 0.0))
         return empty.of_pairs([0.0] * len(sums), [0.0] * len(sent))
 

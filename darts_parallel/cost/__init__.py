@@ -6,6 +6,7 @@ plans in a batch. Seconds and bytes are float64.
 """
 
 from darts_parallel.cost.choices import Tensors as Tensors
+from darts_parallel.cost.choices import filled as filled
 from darts_parallel.cost.choices import float_tensor as float_tensor
 from darts_parallel.cost.collectives import BLOCK as BLOCK
 from darts_parallel.cost.collectives import RingGroup as RingGroup
@@ -65,6 +66,7 @@ from darts_parallel.cost.pruning import compared_costs as compared_costs
 from darts_parallel.cost.pruning import without_dominated as without_dominated
 from darts_parallel.cost.pruning import without_needless_simulation as without_needless_simulation
 from darts_parallel.cost.rows import Rows as Rows
+from darts_parallel.cost.rows import flatnonzero as flatnonzero
 from darts_parallel.cost.schedule_graph import Graph as Graph
 from darts_parallel.cost.schedule_graph import compiled as compiled
 from darts_parallel.cost.searcher import CONSTANTS as CONSTANTS

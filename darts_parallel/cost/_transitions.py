@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from darts_parallel.cost.choices import float_tensor
+from darts_parallel.cost.choices import filled, float_tensor
 from darts_parallel.cost.collectives import p2p
 from darts_parallel.cost.memory import padded_vocabulary
 from darts_parallel.cost.stage_context import StageContext
@@ -89,7 +89,7 @@ def boundary_seconds(
     own = stored / parts
     size = torch.maximum(own.unsqueeze(-1), own.unsqueeze(-2))
     if not boundaries:
-        return torch.zeros(len(stored), 1, *size.shape[1:], dtype=torch.float64)
+        return filled(0.0, len(stored), 1, *size.shape[1:])
     sent = torch.stack([_crossing_seconds(cluster, boundary, size) for boundary in boundaries], 1)
     receiving = [(boundary.next_group, boundary.receivers) for boundary in boundaries]
     others = parts - 1
@@ -127,7 +127,7 @@ def tied_seconds(
     model = context.model
     choices = context.choices
     num_layers = len(model.layers)
-    result = torch.zeros(len(choices.tokens), num_layers, len(choices.tp), dtype=torch.float64)
+    result = filled(0.0, len(choices.tokens), num_layers, len(choices.tp))
     copies = min(sum(layer.tied for layer in model.layers), len(stages))
     if copies < 2 or model.lora_rank:  # frozen tables have no gradient
         return result

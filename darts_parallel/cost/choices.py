@@ -86,6 +86,11 @@ def _expert_replicas(choice: LayerStrategy, cp: int) -> int:
     return max(ranks // (choice.etp * choice.ep), 1)
 
 
+def filled(value: float, *shape: int) -> Tensor:
+    """Return a tensor of equal float64 numbers."""
+    return torch.full(shape, value, dtype=torch.float64)
+
+
 def float_tensor(values: float | Sequence[Any]) -> Tensor:
     """Return a number, or nested ones, as float64."""
     return torch.tensor(values, dtype=torch.float64)

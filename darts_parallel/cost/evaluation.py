@@ -12,6 +12,7 @@ from darts_parallel.cost.hard_plans import HardPlans, PricedPlan
 from darts_parallel.cost.layer_costs import CONTEXT, MESSAGES, TIME_TERMS
 from darts_parallel.cost.own_terms import COMPUTE, lengthened, stage_part
 from darts_parallel.cost.pipeline import pipeline_seconds, summed
+from darts_parallel.cost.rows import flatnonzero
 from darts_parallel.cost.searcher import SearcherModel
 from darts_parallel.cost.simulation import Criticalities, PassSeconds, simulated_seconds
 from darts_parallel.cost.stage_costs import device_bytes, kept_bytes
@@ -453,7 +454,7 @@ def _part_for(plan: Plan, tables: Tables) -> CostTable | None:
         other = place != (plan.pp, plan.cp, plan.virtual_stages, plan.node_order)
         if other or table.pipeline.simulated or table.host is not None:
             continue
-        rows = (table.num_micro_batches == plan.num_micro_batches).nonzero().flatten()
+        rows = flatnonzero(table.num_micro_batches == plan.num_micro_batches)
         if len(rows) and set(used) <= set(table.choices):
             return table.select(rows).keep_choices([table.choices.index(own) for own in used])
     return None

@@ -9,7 +9,7 @@ from torch import Tensor
 from darts_parallel.config import Shares
 from darts_parallel.cost.cost_table import CostTable, Tables
 from darts_parallel.cost.host_memory import OffloadedPlans
-from darts_parallel.cost.rows import Rows
+from darts_parallel.cost.rows import Rows, flatnonzero
 from darts_parallel.plans import Plan
 from darts_parallel.schedules import find
 
@@ -109,7 +109,7 @@ def unit_starts(fused_to_previous: Tensor) -> Tensor:
 
     A unit is a layer with the fused layers that follow it; a stage holds whole units.
     """
-    return torch.nonzero(~fused_to_previous).squeeze(-1)
+    return flatnonzero(~fused_to_previous)
 
 
 def round_edges(edges: Tensor, num_units: int) -> Tensor:

@@ -19,6 +19,7 @@ from darts_parallel.cost.choices import BothPasses
 from darts_parallel.cost.compute import exposed
 from darts_parallel.cost.cost_table import CostTable, HostMemory
 from darts_parallel.cost.pipeline import summed
+from darts_parallel.cost.rows import flatnonzero
 from darts_parallel.cost.stage_costs import kept_bytes, largest_by_device
 
 ACTIVATION, OPTIMIZER = range(2)
@@ -173,7 +174,7 @@ class OffloadedPlans:
             return torch.stack([most, none], -1)
         fewest = self._activations_needed(self.static - self.state)
         best = most.clone()
-        undecided = torch.nonzero((fewest < most).any(1)).flatten()  # the others have no choice
+        undecided = flatnonzero((fewest < most).any(1))  # the others have no choice
         if len(undecided):
             plans = (values[undecided] for values in (self.outer, self.choices, self.stages))
             part = OffloadedPlans(self.table, self.host, *plans)

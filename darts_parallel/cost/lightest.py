@@ -10,6 +10,7 @@ from darts_parallel.cost.cost_table import CostTable, Tables
 from darts_parallel.cost.hard_plans import HardPlans, unit_starts
 from darts_parallel.cost.host_memory import without_offloadable_memory
 from darts_parallel.cost.pipeline import summed
+from darts_parallel.cost.rows import flatnonzero
 from darts_parallel.cost.stage_costs import kept_bytes
 
 BISECTIONS = 30
@@ -42,7 +43,7 @@ def _lightest(table: CostTable, space_kind: str) -> HardPlans:
     plans = []
     # of the working bytes that count: a stage needs them of its largest layer alone
     shares = (0.5, table.num_stages / table.num_layers)
-    outers = torch.nonzero(table.allowed.any(1)).squeeze(1)
+    outers = flatnonzero(table.allowed.any(1))
     for outer, share in product(outers.tolist(), shares):
         in_flight = table.in_flight[outer].view(-1, 1, 1)
         needed = kept_bytes(table.static[outer], table.activation[outer], in_flight)

@@ -8,6 +8,7 @@ import torch
 
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.hard_plans import HardPlans
+from darts_parallel.cost.rows import flatnonzero
 
 MAX_COMPARISONS = 1 << 24
 """Comparisons that are made at once; they bound the memory."""
@@ -82,11 +83,11 @@ def without_dominated(table: CostTable) -> CostTable:
     rows += [_distinct_layers(values).flatten(0, -2) for values in _figures(table)]
     dominated = torch.zeros(len(table.choices), dtype=torch.bool)
     for layout in torch.unique(table.layout):
-        members = torch.nonzero(table.layout == layout).squeeze(1)
+        members = flatnonzero(table.layout == layout)
         dominated[members] = _dominated([values[:, members] for values in rows])
     if not bool(dominated.any()):
         return table
-    return table.keep_choices(torch.nonzero(~dominated).squeeze(1))
+    return table.keep_choices(flatnonzero(~dominated))
 
 
 def _figures(table: CostTable) -> list[torch.Tensor]:

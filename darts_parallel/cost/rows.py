@@ -10,6 +10,11 @@ from torch import Tensor
 Own = TypeVar("Own", bound="Rows")
 
 
+def flatnonzero(mask: Tensor) -> Tensor:
+    """Return the places of the true elements of a mask, `(N,)`, as numpy's function does."""
+    return torch.nonzero(mask).flatten()
+
+
 @dataclass(frozen=True)
 class Rows:
     """Select and join rows; every field is a tensor of rows, or a record of them."""

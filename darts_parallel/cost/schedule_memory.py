@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from darts_parallel.cost.choices import float_tensor
+from darts_parallel.cost.rows import flatnonzero
 from darts_parallel.schedules import Searched, find
 
 Moments = Sequence[Sequence[tuple[float, float]]]
@@ -79,7 +80,7 @@ def schedule_memory(
 
 def _layers_where(holds: Tensor) -> Tensor:
     """Return the layers for which a condition `(O, L, C)` holds in any outer choice and strategy."""
-    return holds.any(2).any(0).nonzero()[:, 0]
+    return flatnonzero(holds.any(2).any(0))
 
 
 def _largest_bytes(moments: Moments, before: Tensor, after: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.cost.pipeline import PipelineModel
-from darts_parallel.cost.rows import Rows
+from darts_parallel.cost.rows import Rows, flatnonzero
 from darts_parallel.cost.schedule_graph import (
     NOTHING,
     ROWS_PER_STAGE,
@@ -131,7 +131,7 @@ def simulated_seconds(
     passes = passes.blocking() if model.blocking else passes
     ends = torch.zeros_like(sync)
     for count in sorted(set(counts.tolist())):
-        index = torch.nonzero(counts == count).squeeze(1)
+        index = flatnonzero(counts == count)
         some = device_ends(passes[index], model.schedule, sync.shape[1], count)
         ends = ends.index_copy(0, index, some)
     if model.together:

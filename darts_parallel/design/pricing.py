@@ -21,6 +21,8 @@ from darts_parallel.cost import (
     build_tables,
     evaluate_batch,
     even_uniform_plans,
+    filled,
+    flatnonzero,
 )
 from darts_parallel.design.bound import Knobs
 from darts_parallel.design.figures import Factor, Place, figure_of, places, scaled, sense
@@ -140,7 +142,7 @@ class Pricing:
         legal = torch.cat([own.cost.feasible for own in self._begun])
         bought = needs <= most * (1 + PLAN_MEMORY_TOLERANCE)
         fitting = legal & bought.all(1)
-        self.useful = torch.nonzero(fitting).squeeze(1)
+        self.useful = flatnonzero(fitting)
         if not len(self.useful):
             lightest = float(needs.amax(1).min())
             raise InfeasibleError(
@@ -175,7 +177,7 @@ class Pricing:
         rows = []
         for priced in self._begun:
             by_group = self._group_needs(priced)
-            unused = torch.zeros(len(priced.plans), dtype=torch.float64)
+            unused = filled(0.0, len(priced.plans))
             factors = []
             for column in columns:
                 own = [by_group[group] for group in by_group if group in column]

@@ -20,6 +20,8 @@ from darts_parallel.cost import (
     CostTable,
     OuterCosts,
     Tables,
+    filled,
+    flatnonzero,
     prefix_sums,
     without_offloadable_memory,
 )
@@ -125,12 +127,12 @@ def outer_lower_bounds(
         Seconds, shape `(O,)`; infinite where no plan fits the memory.
     """
     if table.own is not None and not table.own.non_negative:
-        return torch.zeros(table.num_outer, dtype=torch.float64)
+        return filled(0.0, table.num_outer)
     table = without_offloadable_memory(table)
     if table.virtual_stages > 1 or table.pipeline.simulated:
         return _work_bounds(table, space_kind, late)
     bounds = quick_lower_bounds(table)
-    for outer in torch.nonzero(bounds <= known).flatten().tolist():
+    for outer in flatnonzero(bounds <= known).tolist():
         if late():
             break
         bounds[outer] = outer_bound(table, outer, space_kind, known) or bounds[outer]

@@ -24,6 +24,7 @@ from darts_parallel.cost import (
     SegmentSums,
     evaluate_batch,
     even_uniform_plans,
+    flatnonzero,
     prefix_sums,
 )
 from darts_parallel.exact.result import DeadlineError
@@ -135,7 +136,7 @@ def balanced_plans(
     rank = torch.where(cost.feasible, seconds / seconds.max(), 1.0 + peak)
     found = []
     for outer in outers:
-        mine = torch.nonzero(even.outer == outer).squeeze(1)
+        mine = flatnonzero(even.outer == outer)
         order = rank[mine].argsort(stable=True)
         best = mine[order[:count]].tolist()
         if not cost.feasible[mine].any():

@@ -7,7 +7,7 @@ from math import comb, inf
 import torch
 from torch import Tensor
 
-from darts_parallel.cost import CostTable, HardPlans, PricedPlan, Tables, fastest
+from darts_parallel.cost import CostTable, HardPlans, PricedPlan, Tables, fastest, flatnonzero
 from darts_parallel.exact.result import TableResult
 
 BATCH_SIZE = 1 << 14
@@ -74,7 +74,7 @@ def _all_plans(table: CostTable, space_kind: str) -> Iterator[HardPlans]:
 
 def _assignments(table: CostTable, outer: int, space_kind: str) -> Iterator[Tensor]:
     """Yield allowed strategies of the model, of every stage or of every layer: `(n, slots)`."""
-    allowed = torch.nonzero(table.allowed[outer]).flatten().tolist()
+    allowed = flatnonzero(table.allowed[outer]).tolist()
     every = product(allowed, repeat=number_of_slots(table, space_kind))
     while batch := list(islice(every, BATCH_SIZE)):
         yield torch.tensor(batch)

@@ -31,6 +31,7 @@ from darts_parallel.cost import (
     evaluate_batch,
     even_uniform_plans,
     fastest,
+    filled,
     kept_bytes,
     lightest_plans,
 )
@@ -349,7 +350,7 @@ def _balanced_split(table: CostTable, entry: _Entry) -> PricedPlan:
 
 def _even_seconds(tables: Tables, count: int) -> float:
     """Return the seconds of the `count`-th best plan of even stages; infinite where there are fewer."""
-    seconds = [torch.full((count,), torch.inf, dtype=torch.float64)]
+    seconds = [filled(torch.inf, count)]
     for table in tables:
         if table.virtual_stages == 1:
             cost = evaluate_batch(table, even_uniform_plans(table))

@@ -13,7 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from darts_parallel.cost import CostTable, PricedPlan, Tables, even_uniform_plans, table_reading
+from darts_parallel.cost import (
+    CostTable,
+    PricedPlan,
+    Tables,
+    even_uniform_plans,
+    filled,
+    flatnonzero,
+    table_reading,
+)
 from darts_parallel.gradient.screening import num_passes, work_seconds
 
 PASSES = 2**20
@@ -81,7 +89,7 @@ def relaxed_outers(
     for number, table in enumerate(tables):
         weights = restarts * _weights(table)
         counted = possible[number] | table.pipeline.simulated
-        for outer in torch.nonzero(counted).flatten().tolist():
+        for outer in flatnonzero(counted).tolist():
             time = seconds.get((number, outer), torch.inf)
             ranked[table.pipeline.simulated].append(_Ranked(time, number, outer, weights))
     relaxed = [rows.clone() for rows in possible]
@@ -118,6 +126,5 @@ def _promised_seconds(table: CostTable) -> Tensor:
     filling = 1.0 + (table.pp - 1) / passes
     work = work_seconds(table, plans, reading)
     seconds = work * lacking * filling
-    shape = (table.num_outer,)
-    result = torch.full(shape, torch.inf, dtype=torch.float64)
+    result = filled(torch.inf, table.num_outer)
     return result.scatter_reduce(0, plans.outer, seconds, "amin")

@@ -53,6 +53,8 @@ from darts_parallel.cost import (
     build_tables,
     evaluate_batch,
     even_uniform_plans,
+    filled,
+    flatnonzero,
     float_tensor,
     lightest_plans,
     without_dominated,
@@ -145,9 +147,7 @@ class GradientSearch:
         self.groups = self._initial_groups()
         self.outer_places = {key: place for place, key in enumerate(self._live_keys())}
         """Place of every pipeline configuration, by table and row, among the logits."""
-        self.outer_logits = torch.zeros(
-            len(self.outer_places), dtype=torch.float64, requires_grad=True
-        )
+        self.outer_logits = filled(0.0, len(self.outer_places)).requires_grad_()
         self.optimizer = self._new_optimizer()
         self.step = 0
         self.settling_step = config.num_steps
@@ -189,7 +189,7 @@ class GradientSearch:
         tables = self.pool.tables
         for index, table in enumerate(tables):
             if table.pipeline.simulated and not self._late(START_SHARE):
-                alive = torch.nonzero(self._may_win(self.bounds[index])).flatten()
+                alive = flatnonzero(self._may_win(self.bounds[index]))
                 self.pool.add_balanced(index, alive.tolist())
 
     def _initial_groups(self) -> list[RestartBatch]:
@@ -203,7 +203,7 @@ class GradientSearch:
         known = self.pool.by_outer()
         relaxed = relaxed_outers(tables, known, self.config.num_restarts, possible)
         for index, table in enumerate(tables):
-            alive = torch.nonzero(relaxed[index]).squeeze(1)
+            alive = flatnonzero(relaxed[index])
             if len(alive):
                 part = table.select(alive)
                 settings = (self.space_kind, self.config, self.generator)
@@ -360,7 +360,7 @@ class GradientSearch:
         """
         droppable = group.table.pipeline.simulated or group.table.has_plain_stages
         if self.space_kind == "uniform" or not droppable:
-            return torch.zeros(len(merit), dtype=torch.float64)
+            return filled(0.0, len(merit))
         hard = self.pool.gap_to_best(group.table_index, group.outer_index)
         gap = torch.minimum(merit.amin(1) - leading, hard)
         far = hard.nan_to_num(posinf=0.0) / HARD_PRUNE_FACTOR
@@ -379,7 +379,7 @@ class GradientSearch:
             merit = self.merits[index]
             close = self._gap_to_best(group, merit, leading) <= margin
             possible = self._may_win(self._group_bounds(group))
-            outer = torch.nonzero(possible & close).squeeze(1)
+            outer = flatnonzero(possible & close)
             if len(outer):
                 parts.append(KeptRestarts.best(index, outer, merit, counts[index]))
         self._select(parts)

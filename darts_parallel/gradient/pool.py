@@ -15,6 +15,8 @@ from darts_parallel.cost import (
     PricedPlan,
     canonical,
     evaluate_batch,
+    filled,
+    flatnonzero,
     float_tensor,
     table_reading,
 )
@@ -150,7 +152,7 @@ class PlanPool:
         """Add plans of equally long devices for some configurations, repaired in layer-wise spaces."""
         balanced = balanced_plans(self.tables[number], outers)
         if balanced is not None:
-            no_preference = torch.zeros(len(balanced), dtype=torch.float64)
+            no_preference = filled(0.0, len(balanced))
             self.add(number, balanced, no_preference)
 
     def _new(self, step: str, number: int, plans: HardPlans, values: Tensor) -> HardPlans:
@@ -180,7 +182,7 @@ class PlanPool:
         at_once = self.AT_ONCE if table.host is None else self.OFFLOADING_AT_ONCE
         waiting = {}
         for outer in _outers(plans):
-            rows = torch.nonzero(plans.outer == outer).flatten()
+            rows = flatnonzero(plans.outer == outer)
             waiting[outer] = rows[least[rows].argsort()]
         while waiting:
             chosen = []
@@ -206,7 +208,7 @@ class PlanPool:
         for outer in _outers(plans):
             kept = self.entries.get((number, outer), [])
             limit = self._slowest_kept(number, outer)
-            rows = torch.nonzero(plans.outer == outer).squeeze(1)
+            rows = flatnonzero(plans.outer == outer)
             fastest = times[rows].argsort(stable=True)[: self.PER_OUTER]
             for row in rows[fastest].tolist():
                 seconds = float(times[row])

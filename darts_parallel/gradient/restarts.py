@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.config import OFFLOADS, SearchConfig
-from darts_parallel.cost import CostTable, HardPlans, PathMemory, unit_starts
+from darts_parallel.cost import CostTable, HardPlans, PathMemory, filled, unit_starts
 from darts_parallel.exact import number_of_slots
 from darts_parallel.gradient.boundary_rounding import Rounding
 from darts_parallel.gradient.relaxation import (
@@ -281,5 +281,5 @@ def _initial_logits(
     turn = torch.arange(restarts) % legal
     preferred = order.gather(1, turn).view(-1, restarts, 1, 1)
     preferred = preferred.expand(-1, -1, rows, -1)
-    strength = torch.full(shape, INITIAL_PREFERENCE, dtype=torch.float64)
+    strength = filled(INITIAL_PREFERENCE, *shape)
     return logits.scatter_add_(-1, preferred, strength)

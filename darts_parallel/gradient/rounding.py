@@ -24,6 +24,7 @@ from darts_parallel.cost import (
     Index,
     compared_costs,
     evaluate_batch,
+    flatnonzero,
     kept_bytes,
     round_edges,
     unit_starts,
@@ -190,7 +191,7 @@ def repair(
     cost = evaluate_batch(table, plans)
     # a plan that offloads may fill its devices, and rounding puts it above them
     full = (cost.memory > table.capacity).any(1) & ~cost.feasible
-    rows = torch.nonzero(full & (cost.iteration_time < limit)).squeeze(1)
+    rows = flatnonzero(full & (cost.iteration_time < limit))
     if not len(rows):
         return plans, cost
     exchanges = _Exchanges(table, plans[rows])

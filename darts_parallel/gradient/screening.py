@@ -22,6 +22,8 @@ from darts_parallel.cost import (
     Rows,
     TableReading,
     evaluate_batch,
+    filled,
+    flatnonzero,
     pass_seconds,
     simulated_seconds,
     table_reading,
@@ -80,7 +82,7 @@ class MoveEvaluator:
             plans: B plans.
             best: Seconds of the plan that they change.
         """
-        result = torch.full((len(plans),), torch.inf, dtype=torch.float64)
+        result = filled(torch.inf, len(plans))
         size = max(SLICE // self.table.num_layers, 1)
         for rows in torch.split(torch.arange(len(plans)), size):
             if self.stop():
@@ -97,10 +99,9 @@ class MoveEvaluator:
         return result
 
     def _simulated_seconds(self, plans: HardPlans, best: float) -> Tensor:
-        shape = (len(plans),)
-        result = torch.full(shape, torch.inf, dtype=torch.float64)
+        result = filled(torch.inf, len(plans))
         reading = table_reading(self.table, plans)
-        feasible = torch.nonzero(reading.feasible).squeeze(1)
+        feasible = flatnonzero(reading.feasible)
         priced = _Priced.of(self.table, plans[feasible], reading, feasible)
         left = torch.arange(len(feasible))
         size = FIRST_BATCH
@@ -140,9 +141,9 @@ class MoveEvaluator:
 
     def _bounds(self, plans: "_Priced", *, newest: bool = False) -> Tensor:
         """Bound the seconds of plans, `(B,)`, by all paths of their configurations or the newest."""
-        result = torch.zeros(len(plans), dtype=torch.float64)
+        result = filled(0.0, len(plans))
         for outer, paths in self.paths.items():
-            rows = torch.nonzero(plans.outer == outer).squeeze(1)
+            rows = flatnonzero(plans.outer == outer)
             some = plans[rows]
             for path in paths[-1:] if newest else paths:
                 length = path.seconds(some.passes, some.sync)

@@ -19,6 +19,7 @@ from darts_parallel.cost import (
     evaluate_batch,
     even_uniform_plans,
     fastest,
+    flatnonzero,
     hard_plan,
 )
 from darts_parallel.errors import PlanError
@@ -163,7 +164,7 @@ def _of_other_degrees(
     plan: Plan, table: CostTable, degrees: set[tuple[int, int]]
 ) -> Iterator[NamedPlan]:
     """Yield the fastest even plan of a table for every dp and tp that is not in `degrees`, and add these."""
-    outer = (table.num_micro_batches == plan.num_micro_batches).nonzero().flatten()
+    outer = flatnonzero(table.num_micro_batches == plan.num_micro_batches)
     plans = even_uniform_plans(table)
     plans = plans[torch.isin(plans.outer, outer)]
     seconds = evaluate_batch(table, plans).fitting_seconds

@@ -19,6 +19,7 @@ from darts_parallel.cost import (
     PricedPlan,
     even_starts,
     fastest,
+    flatnonzero,
 )
 from darts_parallel.gradient import with_moved_boundaries
 from darts_parallel.planner._session import Asked
@@ -112,7 +113,7 @@ def _with_some_blocks(
     # without recomputation a plan is as fast as its pairs can be, in stages of equal seconds
     work = table.time[..., kept].amin(1).sum(1)
     least = work * (1.0 + (table.num_micro_batches - 1.0) / table.pp)
-    outer = torch.nonzero(allowed & (least < limit)).flatten()
+    outer = flatnonzero(allowed & (least < limit))
     counts = torch.arange(1, most + 1).unsqueeze(1)
     repeated = (place + 1) % (counts + 1) == 0 if every else place < counts
     rows = torch.where(blocks & repeated, full, kept)
