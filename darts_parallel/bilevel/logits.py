@@ -6,7 +6,6 @@ batch size, pipeline degree, micro-batches, degrees, ZeRO stage, recomputation a
 """
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, nan
 
@@ -119,7 +118,13 @@ class UpperLevel:
         (total + (weights * leading).sum()).backward()  # type: ignore[no-untyped-call]
         now = {"step": self.step_number, "schedules": self._schedules()}
         now["seconds"] = time.perf_counter() - self.began
-        now["outer_weights"] = self._outer_weights(weights.tolist())
+        sums: Amounts = {}
+        """Weights of pipeline configurations by pipeline degree, and by batch size."""
+        for group, weight in zip(self.owners, weights.tolist(), strict=True):
+            batch = self.space.batches[group.table_index]
+            for name in (f"pp {group.table.pp}", f"batch {batch}"):
+                sums[name] = sums.get(name, 0.0) + weight
+        now["outer_weights"] = sums
         record = self._lead(priced).record(**now, best_time_s=nan)
         if move:
             self.optimizer.step()
@@ -141,15 +146,6 @@ class UpperLevel:
             if found is not None and (best is None or found.value < best.value):
                 best = found
         return best
-
-    def _outer_weights(self, weights: Sequence[float]) -> Amounts:
-        """Sum the weights of pipeline configurations by pipeline degree, and by batch size."""
-        sums: Amounts = {}
-        for group, weight in zip(self.owners, weights, strict=True):
-            batch = self.space.batches[group.table_index]
-            for name in (f"pp {group.table.pp}", f"batch {batch}"):
-                sums[name] = sums.get(name, 0.0) + weight
-        return sums
 
     def _lead(self, priced: _PricedPlans) -> LeadingPlan:
         return LeadingPlan.of(self.groups, priced.merits, priced.relaxed, priced.costs)

@@ -101,15 +101,11 @@ class RoundedBlock:
                 made = straight_through_sum(torch.stack(partials), bits, self.block_size)
             elif op.node is not None:
                 made = _call(op.node, given)
-            known |= _named_outputs(op.outputs, made)
+            if isinstance(made, (tuple, list)):  # names of parts end with their number
+                known |= {name: made[int(name.rpartition(".")[2])] for name in op.outputs}
+            else:
+                known |= dict.fromkeys(op.outputs, made)
         return given[0]
-
-
-def _named_outputs(names: Sequence[str], made: Any) -> Tensors:
-    """Name the tensors that an operator made; parts of a tuple end with their number."""
-    if isinstance(made, (tuple, list)):
-        return {name: made[int(name.rpartition(".")[2])] for name in names}
-    return dict.fromkeys(names, made)
 
 
 def _call(node: Node, given: Sequence[Tensor]) -> Any:

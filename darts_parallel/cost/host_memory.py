@@ -178,15 +178,13 @@ class OffloadedPlans:
         if len(undecided):
             plans = (values[undecided] for values in (self.outer, self.choices, self.stages))
             part = OffloadedPlans(self.table, self.host, *plans)
-            best[undecided] = part._cheapest(fewest[undecided], most[undecided])
+            low = fewest[undecided]
+            high = most[undecided]
+            # the minimum may lie at an end: no share of one of the kinds
+            points = torch.stack([low, part._golden_section(low, high), high])
+            seconds = torch.stack([part._seconds(point) for point in points])
+            best[undecided] = points.gather(0, seconds.argmin(0, keepdim=True)).squeeze(0)
         return torch.stack([best, self._state_needed(best)], -1)
-
-    def _cheapest(self, fewest: Tensor, most: Tensor) -> Tensor:
-        """Return the shares of activations between two bounds of least seconds, `(B, pp)`."""
-        # the minimum may lie at an end: no share of one of the kinds
-        points = torch.stack([fewest, self._golden_section(fewest, most), most])
-        seconds = torch.stack([self._seconds(point) for point in points])
-        return points.gather(0, seconds.argmin(0, keepdim=True)).squeeze(0)
 
     def _golden_section(self, low: Tensor, high: Tensor) -> Tensor:
         """Return the share of activations in [low, high] of least seconds, `(B, pp)`."""

@@ -128,26 +128,23 @@ class Partition:
         if not np.isfinite(self._rest.after.total[0, 0]):
             return None
         reached: list[dict[int, _Partials]] = [{0: _Partials.empty()}]
+        """Partial plans that end with a stage, by the layer behind it."""
         for stage in range(self.costs.pp):
-            reached.append(self._advance(reached[-1], stage))
+            parts: dict[int, list[_Partials]] = {}
+            for first, plans in reached[-1].items():
+                for end in self._ends.get((stage, first), ()):
+                    joined = self._join(plans, stage, first, end)
+                    parts.setdefault(end, []).append(joined)
+            merged = {}
+            for end, several in parts.items():
+                plans = _Partials.concatenate(several)
+                if len(plans.values):
+                    compared = plans.values @ self._worth
+                    offsets = self._boundary[end]
+                    kept = pareto(compared, plans.last, offsets, paid=compared.shape[1])
+                    merged[end] = plans.keep(kept)
+            reached.append(merged)
         return self._trace(reached)
-
-    def _advance(self, before: dict[int, _Partials], stage: int) -> dict[int, _Partials]:
-        """Return the partial plans that end with `stage`, by the layer behind it."""
-        parts: dict[int, list[_Partials]] = {}
-        for first, plans in before.items():
-            for end in self._ends.get((stage, first), ()):
-                joined = self._join(plans, stage, first, end)
-                parts.setdefault(end, []).append(joined)
-        merged = {}
-        for end, several in parts.items():
-            plans = _Partials.concatenate(several)
-            if len(plans.values):
-                compared = plans.values @ self._worth
-                offsets = self._boundary[end]
-                kept = pareto(compared, plans.last, offsets, paid=compared.shape[1])
-                merged[end] = plans.keep(kept)
-        return merged
 
     def _join(
         self,

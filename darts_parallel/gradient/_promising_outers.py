@@ -87,7 +87,7 @@ def relaxed_outers(
     seconds = {entry.outer: entry.time for entry in known}
     ranked: dict[bool, list[_Ranked]] = {True: [], False: []}
     for number, table in enumerate(tables):
-        weights = restarts * _weights(table)
+        weights = restarts * table.num_layers * (len(table.choices) + table.num_stages)
         counted = possible[number] | table.pipeline.simulated
         for outer in flatnonzero(counted).tolist():
             time = seconds.get((number, outer), torch.inf)
@@ -97,11 +97,6 @@ def relaxed_outers(
     for number, outer in out:
         relaxed[number][outer] = False
     return relaxed
-
-
-def _weights(table: CostTable) -> int:
-    """Return the number of weights of one relaxed plan."""
-    return table.num_layers * (len(table.choices) + table.num_stages)
 
 
 def _beyond(ranked: Sequence[_Ranked], most: int) -> set[tuple[int, int]]:

@@ -3,7 +3,6 @@
 The search reports its raw plan next to the polished one, so that this step hides nothing.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice, pairwise
 from typing import NamedTuple
@@ -24,9 +23,6 @@ MAX_RUNS = 20_000
 LIMITS_ABOVE = 8
 """Stage limits above the smallest feasible one that `repartitioned` tries: a slower bottleneck may
 have a smaller sum."""
-
-Neighbourhood = Callable[[HardPlans], HardPlans]
-"""Returns the plans that one plan may change into."""
 
 
 class Polished(NamedTuple):
@@ -60,14 +56,19 @@ def polish(
     evaluator = evaluator or MoveEvaluator(table)
     visited = evaluator.visited
     seconds = float(evaluate_batch(table, plan).iteration_time[0])
-    levels = _neighbourhoods(table, space_kind, runs=runs)
+    strategies = space_kind if runs or space_kind != "layerwise" else "uniform"
+    # moves; then, as the last level, all boundaries for the strategies
+    last = int(space_kind != "stagewise" and table.has_plain_stages)
     level = 0
-    while level < len(levels) and not evaluator.stop():
+    while level <= last and not evaluator.stop():
         key = plan_key(plan)
         if level == 0 and key in visited:
             break
         visited.add(key)
-        candidates = levels[level](plan)
+        if level == 0:
+            candidates = _moves(table, plan, strategies, edges=space_kind)
+        else:
+            candidates = repartitioned(table, plan)
         times = evaluator.seconds(candidates, seconds)
         best = int(times.argmin())
         level += 1
@@ -104,24 +105,6 @@ def repartitioned(table: CostTable, plan: HardPlans, most: int = LIMITS_ABOVE) -
         return plan
     starts = [starts for _, starts in chosen.segments.splits_below(seconds, limits)]
     return replace(plan.repeated(len(starts)), first_layers=torch.tensor(starts))
-
-
-def _neighbourhoods(table: CostTable, space_kind: str, *, runs: bool) -> list[Neighbourhood]:
-    """Return what a plan may change into, the cheapest neighbourhood first.
-
-    Changes of runs of layers, stages and stage boundaries; then all boundaries for the strategies.
-    """
-    strategies = space_kind if runs or space_kind != "layerwise" else "uniform"
-
-    def moves(current: HardPlans) -> HardPlans:
-        return _moves(table, current, strategies, edges=space_kind)
-
-    def splits(current: HardPlans) -> HardPlans:
-        return repartitioned(table, current)
-
-    if space_kind != "stagewise" and table.has_plain_stages:
-        return [moves, splits]
-    return [moves]
 
 
 def _moves(table: CostTable, plan: HardPlans, space_kind: str, *, edges: str) -> HardPlans:

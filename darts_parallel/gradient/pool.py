@@ -124,22 +124,18 @@ class PlanPool:
             priced = self._fit_prices(number, promising)
             parts.append(priced)
             if fitting == "splits" and self.tables[number].has_plain_stages:
-                parts.append(self._fit_splits(number, priced))
+                whole = self._new("splits", number, priced, priced.choices)
+                split = [whole[:0]]
+                for row in range(len(whole)):
+                    split.append(repartitioned(self.tables[number], whole[row : row + 1], SPLITS))
+                # strategies are selected again for the new stages
+                parts.append(self._fit_prices(number, HardPlans.concatenate(split)))
         self._fill(number, HardPlans.concatenate(parts))
 
     def _fit_prices(self, number: int, plans: HardPlans) -> HardPlans:
         """Select strategies under a price of memory, for boundaries and layouts not seen before."""
         table = self.tables[number]
         return fit(table, self._new("prices", number, plans, table.layout[plans.choices]))
-
-    def _fit_splits(self, number: int, plans: HardPlans) -> HardPlans:
-        """Split plans again, and select strategies again for the new stages."""
-        table = self.tables[number]
-        whole = self._new("splits", number, plans, plans.choices)
-        parts = [whole[:0]]
-        for row in range(len(whole)):
-            parts.append(repartitioned(table, whole[row : row + 1], SPLITS))
-        return self._fit_prices(number, HardPlans.concatenate(parts))
 
     def _fill(self, number: int, plans: HardPlans) -> None:
         """Spend memory that is left; keep the plans."""

@@ -71,7 +71,13 @@ def settled(
     Args:
         merits: Rankings of the relaxed plans of every group, `(O, R)`, lower is better.
     """
-    close = _close_configurations(merits)
+    ranked = []
+    for index, merit in enumerate(merits):
+        for row, least in enumerate(merit.amin(1).tolist()):
+            ranked.append((least, index, row))
+    ranked.sort()
+    limit = ranked[0][0] + MARGIN
+    close = [place for least, *place in ranked if least <= limit][:CONFIGURATIONS]
     starts = STARTS[: len(STARTS) // len(close)]
     result = []
     for index in sorted({number for number, _ in close}):
@@ -82,18 +88,6 @@ def settled(
         kept = KeptRestarts(index, torch.tensor(rows), restarts)
         result.append(Settled(kept, first_layers, starts))
     return result
-
-
-def _close_configurations(merits: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """Return group and row of the best configurations, and of those close behind, the best first."""
-    ranked = []
-    for index, merit in enumerate(merits):
-        for row, least in enumerate(merit.amin(1).tolist()):
-            ranked.append((least, index, row))
-    ranked.sort()
-    limit = ranked[0][0] + MARGIN
-    close = [(index, row) for merit, index, row in ranked if merit <= limit]
-    return close[:CONFIGURATIONS]
 
 
 def _roundings(

@@ -182,7 +182,15 @@ def _axis_splits(
         if job.graph.gradients(op.outputs):
             found.append(_alike(op, "none*", VARYING))
             found += _lossy(job, op, found)
-    return [_with_known_gradients(job, op, split) for split in found]
+    values = [job.graph.values[name] for name in op.tensors]
+    known = []
+    for split in found:
+        states = []
+        for value, state in zip(values, split.states, strict=True):
+            # no sum of gradients that a tensor has not
+            states.append(state if state != VARYING or value.needs_grad else REPLICATED)
+        known.append(Split(split.label, tuple(states)))
+    return known
 
 
 def _dimension_splits(
@@ -195,19 +203,6 @@ def _dimension_splits(
     for d, size in enumerate(job.graph.values[first].shape):
         if size and size % ranks == 0:
             yield _alike(op, f"d{d}", shard(d))
-
-
-def _with_known_gradients(
-    job: GraphJob,
-    op: GraphOperator,
-    split: Split,
-) -> Split:
-    """Return a split with no sums of gradients that a tensor has not."""
-    states = []
-    for name, state in zip(op.tensors, split.states, strict=True):
-        trained = state != VARYING or job.graph.values[name].needs_grad
-        states.append(state if trained else REPLICATED)
-    return Split(split.label, tuple(states))
 
 
 def _with_slices(

@@ -278,26 +278,23 @@ class Sharded(Unit):
     ) -> None:
         self.keeps = strategy.zero_stage == 2
         self.modules = modules
-        self.state = self._shard(mesh, dtype, root)
-        super().__init__(modules, mesh)
-        self.slots = self._local_slots()
-        self._gathered_bytes = 0
-
-    def _shard(self, mesh: DeviceMesh, dtype: torch.dtype, root: nn.Module | None) -> FSDPModule:
-        """Shard the modules, and their root, in place; gradients are summed, not averaged."""
         data = mesh["shard"] if mesh["replicate"].size() == 1 else mesh["replicate", "shard"]
         policy = MixedPrecisionPolicy(None if dtype is torch.float32 else dtype, torch.float32)
         options: Entries = {"reshard_after_forward": not self.keeps, "mp_policy": policy}
-        target = list(self.modules.values())
+        target = list(modules.values())
         fully_shard(target, mesh=data, ignored_params=_apart(target), **options)
         if root is not None:
             fully_shard(root, mesh=data)
         state = target[0]
         assert isinstance(state, FSDPModule)
         state.set_reshard_after_backward(not self.keeps, recurse=False)
+        # gradients are summed, not averaged
         state.set_force_sum_reduction_for_comms(True)
         state.set_gradient_divide_factor(1.0)
-        return state
+        self.state = state
+        super().__init__(modules, mesh)
+        self.slots = self._local_slots()
+        self._gathered_bytes = 0
 
     def reduce(self) -> None:
         """Free the gathered parameters of ZeRO 2; backward has reduced."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -117,8 +118,6 @@ def predicted_bytes(problem: Problem, plan: Plan, stage: int) -> list[float]:
     return sums
 
 
-Shapes = dict[str, tuple[int, ...]]
-"""Shapes of gradients by name."""
 TOLERANCE = 1e-5
 """Largest relative difference of the loss and of every gradient, in float32."""
 FLOOR = 0.1
@@ -202,8 +201,14 @@ def verify(engine: Engine, seed: int) -> StepComparison:
 def _compare(engine: Engine, reference: Reference | None) -> Amounts:
     """Return the relative difference of every gradient; each is sent to all ranks, one by one."""
     wanted = reference.gradients() if reference else {}
-    shapes = _shapes_everywhere(wanted)
-    typical = _typical_gradient(engine, wanted, shapes)
+    # shapes and the sum of squares of rank 0's gradients, on every rank
+    own = {name: tuple(gradient.shape) for name, gradient in wanted.items()}
+    total = sum(float(one.square().sum()) for one in dict.fromkeys(wanted.values()))
+    sent: list[Any] = [own, total]
+    dist.broadcast_object_list(sent, src=0)
+    shapes, squares = sent
+    count = sum(torch.Size(shape).numel() for shape in shapes.values())
+    typical = float(torch.sqrt(torch.tensor(squares) / count))
     owners = {name: unit for unit in engine.units for name in unit.parameters}
     errors = torch.zeros(len(shapes), device=engine.device)
     for index, (name, shape) in enumerate(shapes.items()):
@@ -220,24 +225,6 @@ def _compare(engine: Engine, reference: Reference | None) -> Amounts:
             errors[index] = difference / max(float(target.norm()), floor)
     dist.all_reduce(errors, dist.ReduceOp.MAX)
     return dict(zip(shapes, errors.tolist(), strict=True))
-
-
-def _shapes_everywhere(wanted: Tensors) -> Shapes:
-    """Return the shapes of rank 0's gradients by name, on every rank; collective."""
-    shapes = [{name: tuple(gradient.shape) for name, gradient in wanted.items()}]
-    dist.broadcast_object_list(shapes, src=0)
-    return shapes[0]
-
-
-def _typical_gradient(engine: Engine, wanted: Tensors, shapes: Shapes) -> float:
-    """Return the root mean square of the model's gradients; collective."""
-    total = 0.0
-    for gradient in dict.fromkeys(wanted.values()):
-        total += float(gradient.square().sum())
-    square = torch.tensor(total, device=engine.device)
-    dist.broadcast(square, src=0)
-    count = sum(torch.Size(shape).numel() for shape in shapes.values())
-    return float(torch.sqrt(square / count))
 
 
 def _state_bytes(engine: Engine) -> list[Bytes]:

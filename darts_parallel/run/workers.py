@@ -209,23 +209,19 @@ class Workers(AbstractContextManager["Workers"]):
             done, running = wait(answers, return_when=FIRST_EXCEPTION)
             if any(answer.exception() for answer in done):
                 done |= wait(running, GRACE_S).done
-                raise self._most_telling(
-                    {rank: one.exception() for rank, one in enumerate(answers) if one in done}
-                )
+                errors = []
+                # a death explains the rest; then what a rank did wrong; then lost connections
+                for rank, answer in enumerate(answers):
+                    error = answer.exception() if answer in done else None
+                    if isinstance(error, BrokenProcessPool):
+                        raise self._death(rank)
+                    if error is not None:
+                        errors.append(error)
+                raise min(errors, key=lambda error: isinstance(error, GroupError))
             return [answer.result() for answer in answers]
         except BaseException:
             self.close()
             raise
-
-    def _most_telling(self, found: dict[int, BaseException | None]) -> BaseException:
-        """Choose an error: a death explains the rest; then what a rank did wrong; then lost connections."""
-        errors = []
-        for rank, error in found.items():
-            if isinstance(error, BrokenProcessPool):
-                return self._death(rank)
-            if error is not None:
-                errors.append(error)
-        return min(errors, key=lambda error: isinstance(error, GroupError))
 
     def _death(self, rank: int) -> GroupError:
         self._pools[

@@ -112,17 +112,15 @@ def _placed(schedule: BuildingBlock, pp: int, count: int) -> tuple[tuple[Step, .
             while time in rows[device]:
                 time += 1
             slots.put(device, time, entry)
-    return tuple(tuple(_in_order(row, pp)) for row in rows)
+    orders = []
+    for row in rows:
+        passes = [row[time] for time in sorted(row)]
+        orders.append(tuple((kind, int(stage >= pp), batch) for kind, stage, batch in passes))
+    return tuple(orders)
 
 
 def _last_forward(row: Row) -> int:
     return max(time for time, (kind, _, _) in row.items() if kind == "F")
-
-
-def _in_order(row: Row, pp: int) -> Steps:
-    for time in sorted(row):
-        kind, stage, batch = row[time]
-        yield kind, int(stage >= pp), batch
 
 
 def repeated(schedule: BuildingBlock, pp: int, count: int) -> Slots:
