@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ class Incumbent:
         self.given = tables
         self.seed = 0
         """Seed of the random numbers."""
-        self.deadline = float("inf")
+        self.deadline = inf
         """`time.monotonic()` at which to stop."""
         self.tables = list(tables)
         if not keep_all:
@@ -48,7 +49,7 @@ class Incumbent:
     @property
     def cost(self) -> float:
         """Return seconds per iteration of the best plan; infinite without one."""
-        return float("inf") if self.best is None else self.best.time
+        return inf if self.best is None else self.best.time
 
     def over(self) -> bool:
         """Return whether the time is over."""

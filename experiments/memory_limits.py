@@ -11,6 +11,7 @@ be 1 % slower than at a stricter limit.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, product
+from math import inf
 from operator import attrgetter
 
 from darts_parallel import evaluate, load_problem, plan
@@ -57,7 +58,7 @@ class LimitRow:
     """Memory, in peaks of the fastest plan."""
     search: str
     limit: float
-    seconds: float = float("inf")
+    seconds: float = inf
     """Per iteration; infinite where no plan fits."""
     chance: float = 1.0
     kept: bool = False

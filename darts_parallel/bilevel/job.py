@@ -187,17 +187,13 @@ class BilevelJob:
             for index in range(count):
                 self._show("trainings from scratch", index, count)
                 runs.append(judged(loop, schedules, index))
-                self._write_curves(runs[-1])
+                for name, run in runs[-1].items():
+                    for seconds, loss in run.curve:
+                        if self.tracker is not None:  # over predicted milliseconds
+                            self.tracker.scalars({f"retrain/{name}": loss}, int(1e3 * seconds))
         except KeyboardInterrupt:
             return False
         return True
-
-    def _write_curves(self, found: Found) -> None:
-        """Write the test losses of trainings over predicted milliseconds."""
-        for name, run in found.items():
-            for seconds, loss in run.curve:
-                if self.tracker is not None:
-                    self.tracker.scalars({f"retrain/{name}": loss}, int(1e3 * seconds))
 
     def _outcome(
         self,

@@ -14,6 +14,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import log
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -193,8 +194,7 @@ class BilevelLoop:
             plan = [leader.candidates[index] for index in drawn.flatten().tolist()]
             return self.trainer.learn_plan(tokens, plan)
         pairs = self.prices.forward_pairs
-        weights = self._pair_weights(leader, pairs, lambda candidate: candidate.forward_pair)
-
+        weights = self._pair_weights(leader, pairs, attrgetter("forward_pair"))
         loss = partial(self.trainer.toy.mixed_loss, pair_weights=weights, pairs=pairs)
         return self.trainer.learn(tokens, loss, self._gradient_mixtures(leader))
 
@@ -202,7 +202,7 @@ class BilevelLoop:
         """Say how the blocks' gradients travel."""
         pairs = self.prices.gradient_pairs
         mixtures: list[Mixture] = []
-        for row in self._pair_weights(leader, pairs, lambda candidate: candidate.gradient_pair):
+        for row in self._pair_weights(leader, pairs, attrgetter("gradient_pair")):
             used = flatnonzero(row > NEGLIGIBLE)
             kept = tuple(pairs[place] for place in used.tolist())
             mixtures.append((kept, row[used] / row[used].sum()))
@@ -281,7 +281,7 @@ class BilevelLoop:
         leader = self.leader or self.upper.leader(self.prices)
         prices = self.prices
         pairs = prices.forward_pairs
-        weights = self._pair_weights(leader, pairs, lambda candidate: candidate.forward_pair)
+        weights = self._pair_weights(leader, pairs, attrgetter("forward_pair"))
         loss = partial(trainer.toy.mixed_loss, pairs=pairs)
         ahead = None
         if self.settings.order == "second":  # through the trainer's next step

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import log
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -215,8 +216,8 @@ class JointSpace:
     @cached_property
     def free(self) -> LogSlowdown:
         """Return prices of 0."""
-        sums = self._pairs(lambda candidate: candidate.forward_pair)
-        sent = self._pairs(lambda candidate: candidate.gradient_pair)
+        sums = self._pairs(attrgetter("forward_pair"))
+        sent = self._pairs(attrgetter("gradient_pair"))
         none = filled(0.0, self.num_blocks, 0)
         empty = LogSlowdown(sums, sent, none, none, dict.fromkeys(self.batches, 0.0))
         return empty.of_pairs([0.0] * len(sums), [0.0] * len(sent))

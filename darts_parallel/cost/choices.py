@@ -61,7 +61,8 @@ class ChoiceTensors:
         sequence_shards = column(lambda choice: choice.tp if choice.sequence_parallel else 1)
         columns = {name: column(attrgetter(name)) for name in READ}
         shards = column(lambda choice: _zero_shards(choice, cp))
-        expert_replicas = column(lambda choice: _expert_replicas(choice, cp))
+        spread = columns["etp"] * columns["ep"]
+        expert_replicas = (columns["tp"] * ranks / spread).floor().clamp(min=1.0)
         return ChoiceTensors(
             ranks=ranks,
             cp=cp,
@@ -79,11 +80,6 @@ def _zero_shards(choice: LayerStrategy, cp: int) -> int:
     if choice.zero_stage and choice.shard_size:
         return choice.shard_size
     return choice.dp * cp
-
-
-def _expert_replicas(choice: LayerStrategy, cp: int) -> int:
-    ranks = choice.tp * choice.dp * cp
-    return max(ranks // (choice.etp * choice.ep), 1)
 
 
 def filled(value: float, *shape: int) -> Tensor:

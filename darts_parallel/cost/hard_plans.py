@@ -61,7 +61,12 @@ class HardPlans(Rows):
             schedule = find(schedule).code(table.pp, count, table.virtual_stages)
         boundaries = (*starts, len(choices))
         layers = tuple(table.choices[choice] for choice in choices)
-        offload = _offloaded_shares(table, self[index : index + 1])
+        offload: Shares = ()
+        if table.host is not None:
+            own = self[index : index + 1]
+            plans = OffloadedPlans(table, table.host, own.outer, own.choices, own.stages())
+            shares = plans.fractions()[0].tolist()
+            offload = tuple(map(tuple, shares)) if any(map(any, shares)) else ()
         return Plan(
             count,
             boundaries,
@@ -72,15 +77,6 @@ class HardPlans(Rows):
             schedule=schedule,
             offload=offload,
         )
-
-
-def _offloaded_shares(table: CostTable, plan: HardPlans) -> Shares:
-    """Return the shares that every device offloads under one plan; empty if it offloads nothing."""
-    if table.host is None:
-        return ()
-    offloaded = OffloadedPlans(table, table.host, plan.outer, plan.choices, plan.stages())
-    shares = offloaded.fractions()[0].tolist()
-    return tuple(map(tuple, shares)) if any(map(any, shares)) else ()
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ up.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import torch
 from torch import Tensor
@@ -83,7 +84,7 @@ class SearcherModel:
             collectives += layer.tp_collectives + layer.tp_collectives_backward
         inside = group.intra_node.bandwidth
         between = cluster.inter_node.bandwidth
-        beyond = float(min(wide, default=float("inf")))
+        beyond = float(min(wide, default=inf))
         return SearcherModel(
             flops,
             group.device.peak_flops,

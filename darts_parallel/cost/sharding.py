@@ -137,7 +137,12 @@ def sharding_seconds(
     last = exposed_by(backward, once + replicas)
     waited = gathered
     if stage.software.owner_broadcast_ms:  # broadcasts are waited for before the next forward pass
-        waited = gather + _owner_broadcast_seconds(stage, parts[0])
+        # one from each rank of a shard group; the layer's share is by its size
+        choices = stage.choices
+        stages = stage.cluster.num_devices / sum(stage.topology.counts)
+        share = stages * parts[0].parameters / stage.model.num_parameters * choices.tp
+        owners = choices.shards * (choices.shards > 1)
+        waited = gather + 1e-3 * stage.software.owner_broadcast_ms * owners * share
     gathered = torch.where((zero == 0) | third, none, waited)
     return {"forward": per_forward, "backward": per_backward, "iteration": last + gathered}
 
@@ -173,15 +178,3 @@ def _collectives(stage: StageContext, parts: list[ShardGroup]) -> tuple[Tensor, 
         across = all_reduce(gradients / part.shards, part.across, messages)
         replicas = replicas + present * across
     return gathers, scatters, replicas
-
-
-def _owner_broadcast_seconds(stage: StageContext, part: ShardGroup) -> Tensor:
-    """Return the layer's share, by its size, of the broadcasts of parameters by their owners, `(C,)`.
-
-    Some frameworks gather ZeRO-1 and 2 parameters by one broadcast from each rank of a shard group.
-    """
-    choices = stage.choices
-    stages = stage.cluster.num_devices / sum(stage.topology.counts)
-    share = stages * part.parameters / stage.model.num_parameters * choices.tp
-    owners = choices.shards * (choices.shards > 1)
-    return 1e-3 * stage.software.owner_broadcast_ms * owners * share

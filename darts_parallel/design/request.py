@@ -154,31 +154,25 @@ def design_of(name: str, raw: Any, overrides: Sequence[str] = ()) -> Design:
     require(either, "design.budget or design.target", "be given, and not both", "budget=1e6")
     whole = sum(job.weight for job in jobs)
     weights = tuple(job.weight / whole for job in jobs)
-    options = tuple(
-        _option(key, own, given.knobs | own.knobs, jobs) for key, own in given.options.items()
-    )
+    options = []
+    for key, own in given.options.items():
+        problems = []
+        for job in jobs:
+            problem = load_problem(list(map(str, own.overrides + job.overrides)))
+            _require_priceable(problem)
+            problems.append(problem)
+        sizes = {problem.cluster.num_devices for problem in problems}
+        rule = "give every job the same cluster"
+        require(len(sizes) == 1, f"design.options.{key}", rule, "cluster= in it, not in jobs")
+        counts = _counts(problems[0].cluster.groups)
+        fixed = sum(counts[unit] * price for unit, price in vars(own.fixed).items())
+        knobs = given.knobs | own.knobs
+        rows = {knob: _knob(knob, asked, problems[0]) for knob, asked in knobs.items()}
+        columns = np.array(list(rows.values())).T
+        options.append(Option(key, tuple(problems), fixed, Knobs(tuple(rows), *columns)))
     budgets = tuple(sorted({1.0, *given.budgets}))
     question = (given.budget or 0.0, given.target or 0.0, budgets, given.tolerance)
-    return Design(name, given.unit, *question, weights, options)
-
-
-def _option(
-    name: str, given: OptionRequest, knobs: dict[str, KnobRequest], jobs: Sequence[JobRequest]
-) -> Option:
-    """Check one discrete choice and build its problems."""
-    problems = []
-    for job in jobs:
-        problem = load_problem(list(map(str, given.overrides + job.overrides)))
-        _require_priceable(problem)
-        problems.append(problem)
-    sizes = {problem.cluster.num_devices for problem in problems}
-    rule = "give every job the same cluster"
-    require(len(sizes) == 1, f"design.options.{name}", rule, "cluster= in it, not in jobs")
-    counts = _counts(problems[0].cluster.groups)
-    fixed = sum(counts[unit] * price for unit, price in vars(given.fixed).items())
-    rows = {key: _knob(key, own, problems[0]) for key, own in knobs.items()}
-    columns = np.array(list(rows.values())).T
-    return Option(name, tuple(problems), fixed, Knobs(tuple(rows), *columns))
+    return Design(name, given.unit, *question, weights, tuple(options))
 
 
 def _require_priceable(problem: Problem) -> None:

@@ -111,9 +111,9 @@ def find_uniform_within(
     floor = search.floor(complete)
     note = search.note(complete)
     proven = complete and not note
-    if proven and not settled:
-        note = EVEN_ONLY
     if not settled:
+        if proven:
+            note = EVEN_ONLY
         floor = min(floor, bounds[0].seconds)
     return TableResult(
         ranking.best,

@@ -569,27 +569,21 @@ def first_ready(f, costs, done, device, policy):
 
 
 @njit
-def waiting_weight_gradient(devices, ran, device):
-    """Return the symbol of a weight gradient that can run on a device; -1: none."""
-    stages = len(devices)
-    found = -1
-    for stage in range(stages):
-        symbol = WEIGHT_GRADIENT * stages + stage
-        if devices[stage] == device and ran[symbol] < ran[INPUT_GRADIENT * stages + stage]:
-            found = symbol
-    return found
-
-
-@njit
 def next_pass(f, costs, done, device, policy):
     """Return when a device begins its next pass, and its symbol; -1: it must wait for others."""
     ready = first_ready(f, costs, done, device, policy)
-    weight = waiting_weight_gradient(f.stage_device, done.ran, device)
+    stages = len(f.stage_kind)
+    weight = -1  # a weight gradient that can run
+    for stage in range(stages):
+        symbol = WEIGHT_GRADIENT * stages + stage
+        before = INPUT_GRADIENT * stages + stage
+        if f.stage_device[stage] == device and done.ran[symbol] < done.ran[before]:
+            weight = symbol
     if weight < 0:
         return ready.start, ready.symbol
     if ready.symbol >= 0:
         idle = ready.start - done.free[device]
-        backward = ready.symbol >= len(f.stage_kind)
+        backward = ready.symbol >= stages
         makes_room = ready.short and backward and policy.gap < 1
         if idle <= policy.gap * costs.seconds[weight] and not makes_room:
             return ready.start, ready.symbol

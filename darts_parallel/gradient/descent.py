@@ -38,6 +38,7 @@ What the gradient is worth stands in docs/explanation/gradient.md: it decides th
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from math import inf
 from operator import index as whole_number
 from operator import itemgetter
 
@@ -273,11 +274,7 @@ class GradientSearch:
         last = self.step == self.config.num_steps - 1
         moving = self.step < self.settling_step
         if last or (moving and self.step % HARD_EVERY == 0):
-            # round every relaxed plan, keep the best, repair the most promising that do not fit
-            for group, relaxed, cost in zip(self.groups, weights, costs, strict=True):
-                score = group.merit(cost).flatten() if self.space_kind == "layerwise" else None
-                plans = group.hard_plans(relaxed)
-                self.pool.add(group.table_index, plans, score, fitting=self.config.fitting)
+            self._collect(weights, costs)
         record = None
         if last or self.step % RECORD_EVERY == 0:
             record = self._record(weights, costs)
@@ -413,6 +410,13 @@ class GradientSearch:
         self.optimizer = self._new_optimizer()
         self.optimizer.betas = SETTLING_BETAS
 
+    def _collect(self, weights: list[RelaxedPlans], costs: list[SurrogateCost]) -> None:
+        """Round every relaxed plan, keep the best, repair the most promising that do not fit."""
+        for group, relaxed, cost in zip(self.groups, weights, costs, strict=True):
+            score = group.merit(cost).flatten() if self.space_kind == "layerwise" else None
+            plans = group.hard_plans(relaxed)
+            self.pool.add(group.table_index, plans, score, fitting=self.config.fitting)
+
     def polish(self) -> None:
         """Polish the best plans, then search pass orders; nothing after Ctrl-C."""
         config = self.config
@@ -437,7 +441,7 @@ class GradientSearch:
         table = self.pool.tables[index]
         # an exchange of one layer leaves the other spaces
         layerwise = self.space_kind == "layerwise"
-        repaired = repair(table, relaxed, float("inf"))[0] if layerwise else relaxed
+        repaired = repair(table, relaxed, inf)[0] if layerwise else relaxed
         found = []
         for name, plan in (("relaxed", relaxed), ("repaired", repaired)):
             cost = evaluate_batch(table, plan)
@@ -466,7 +470,7 @@ class GradientSearch:
         pool = self.pool
         best, *others = pool.by_outer()
         stages = self.own_plans()
-        raw_time = stages[-1].iteration_time_s if stages and stages[-1].fits else float("inf")
+        raw_time = stages[-1].iteration_time_s if stages and stages[-1].fits else inf
         table = pool.tables[best.table]
         chosen = pool.plan(best)
         finished, seconds = with_finished_shares(table, best, chosen)

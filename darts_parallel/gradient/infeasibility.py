@@ -125,7 +125,10 @@ class _Remedies:
             for device, excess in lightest.devices(cluster).items():
                 if excess > 0:
                     more = excess / (1.0 - self.problem.margin)
-                    wanted[device.name] = _rounded_up(float(device.memory + more) / GIB)
+                    size = float(device.memory + more) / GIB
+                    # the next larger size with few digits
+                    steps = 10.0 ** _digits(size)
+                    wanted[device.name] = ceil(size * steps) / steps
             cluster = _with_memory(cluster, wanted)
             lightest = self.changed(cluster)
             if lightest.excess <= 0:
@@ -181,12 +184,6 @@ def _with_memory(cluster: Cluster, wanted: Amounts) -> Cluster:
 def _digits(size: float) -> int:
     """Return digits after the point that tell sizes apart by a hundredth, two at least."""
     return max(2, 1 - floor(log10(size)))
-
-
-def _rounded_up(size: float) -> float:
-    """Return the next larger size with few digits."""
-    steps = 10.0 ** _digits(size)
-    return ceil(size * steps) / steps
 
 
 @dataclass(frozen=True)

@@ -62,13 +62,13 @@ def polish(
     level = 0
     while level <= last and not evaluator.stop():
         key = plan_key(plan)
-        if level == 0 and key in visited:
-            break
-        visited.add(key)
-        if level == 0:
-            candidates = _moves(table, plan, strategies, edges=space_kind)
-        else:
+        if level:
             candidates = repartitioned(table, plan)
+        else:
+            if key in visited:
+                break
+            candidates = _moves(table, plan, strategies, edges=space_kind)
+        visited.add(key)
         times = evaluator.seconds(candidates, seconds)
         best = int(times.argmin())
         level += 1

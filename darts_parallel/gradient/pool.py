@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from math import inf
 from operator import attrgetter
 
 import torch
@@ -76,7 +77,7 @@ class PlanPool:
     @property
     def best_time(self) -> float:
         """Return its seconds per iteration, `inf` without one."""
-        return self.best.time if self.best else float("inf")
+        return self.best.time if self.best else inf
 
     def add(
         self,
@@ -194,7 +195,7 @@ class PlanPool:
     def _slowest_kept(self, table: int, outer: int) -> float:
         """Return the seconds that a plan must beat to be kept; infinite where there is room."""
         kept = self.entries.get((table, outer), [])
-        return kept[-1].time if len(kept) == self.PER_OUTER else float("inf")
+        return kept[-1].time if len(kept) == self.PER_OUTER else inf
 
     def _keep(self, number: int, plans: HardPlans, cost: BatchCost) -> None:
         """Keep the fastest plans that fit and lie in the space."""
@@ -218,7 +219,7 @@ class PlanPool:
         times = []
         for outer in outers.tolist():
             entries = self.entries.get((table, outer))
-            times.append(entries[0].time if entries else float("inf"))
+            times.append(entries[0].time if entries else inf)
         # without any plan at all the best of all is infinite, too
         best = math.log(min(self.best_time, MOST_SECONDS))
         fastest = float_tensor(times)

@@ -33,17 +33,14 @@ ALTERNATIVES = 5
 """Next best configurations whose plans are polished although they cannot win: reports show them."""
 
 
+@dataclass
 class Work:
-    """Label budget with the interface of a deadline.
+    """Label budget with the interface of a deadline."""
 
-    Attributes:
-        left: Labels left; below 0 the work is over.
-        late: Whether the time is over, too.
-    """
-
-    def __init__(self, labels: int, late: Callable[[], bool]) -> None:
-        self.left = labels
-        self.late = late
+    left: int
+    """Labels left; below 0 the work is over."""
+    late: Callable[[], bool]
+    """Whether the time is over, too."""
 
     def __call__(self, labels: int = 0) -> None:
         """Count labels.

@@ -122,8 +122,7 @@ class Surrogate:
             stage["forward"], stage["backward"] = longer
             seconds = seconds + added
         if table.pipeline.simulated:
-            passes = self._passes(stage, inside, across)
-            total, sync = self._simulated(passes, syncs, paths)
+            total, sync = self._simulated(stage, (inside, across), syncs, paths)
         else:
             slowest, sync = smooth_max(torch.stack([seconds, syncs]), sharpness)
             counts = table.num_micro_batches.unsqueeze(1)
@@ -256,17 +255,21 @@ class Surrogate:
         expected = (reached * later.unsqueeze(-2)).sum(-1)
         return expected.transpose(1, 2)
 
-    def _passes(self, stage: Tensors, inside: Tensor, across: Tensor) -> PassSeconds:
-        """Return the passes of O * R plans; resharding is half forward, half backward."""
-        forward, backward, weight = (stage[name].flatten(0, 1) for name in PASSES)
-        half = inside.flatten(0, 1) / 2
-        message = across.flatten(0, 1) / 2
-        return PassSeconds(forward + half, backward + half, weight, message)
-
     def _simulated(
-        self, passes: PassSeconds, syncs: Tensor, paths: PathMemory | None
+        self,
+        stage: Tensors,
+        between: tuple[Tensor, Tensor],
+        syncs: Tensor,
+        paths: PathMemory | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return seconds until all stages are done, and those that synchronisation adds, `(O, R)`."""
+        """Return seconds until all stages are done, and those that synchronisation adds, `(O, R)`.
+
+        Args:
+            between: Resharding inside stages, half forward and half backward, and p2p between them.
+        """
+        forward, backward, weight = (stage[name].flatten(0, 1) for name in PASSES)
+        half, message = (seconds.flatten(0, 1) / 2 for seconds in between)
+        passes = PassSeconds(forward + half, backward + half, weight, message)
         table = self.table
         size = syncs.shape[:2]
         counts = table.num_micro_batches.repeat_interleave(size[1])

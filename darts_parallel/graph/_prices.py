@@ -122,21 +122,15 @@ class KernelGroups:
             return
         paired = op.op in PAIRS and behind >= 2
         for k, name in enumerate(op.inputs[:2] if paired else op.inputs):
-            needed = not paired or self.graph.values[op.inputs[1 - k]].needs_grad
-            if needed and self._keeps(op, name):
+            if paired and not self.graph.values[op.inputs[1 - k]].needs_grad:
+                continue
+            base = self.base[name]
+            stays = self.graph.maker(base).op in (PARAMETER, CONSTANT)
+            trained = self.graph.values[base].needs_grad or op.op == "embedding"
+            if trained and not stays and self.materialized(name):
                 yield k
         if op.op == ATTENTION:
             yield behind
-
-    def _keeps(
-        self,
-        op: GraphOperator,
-        name: str,
-    ) -> bool:
-        base = self.base[name]
-        stays = self.graph.maker(base).op in (PARAMETER, CONSTANT)
-        trained = self.graph.values[base].needs_grad or op.op == "embedding"
-        return trained and not stays and self.materialized(name)
 
 
 @dataclass(frozen=True)

@@ -262,7 +262,7 @@ def along(call: RuleCall) -> Iterator[Split]:
     """Yield the dimensions that an operator does not work along, and that all its tensors have."""
     rank = len(call.inputs[0])
     tensors = call.inputs + call.outputs
-    if any(len(one) != rank for one in tensors):
+    if set(map(len, tensors)) != {rank}:
         return
     worked = call.dims(rank)
     if call.op.op in ("tril", "triu"):

@@ -136,28 +136,13 @@ class GraphSpace(GraphJob):
         """Every tensor that may cost something, equal ones of repeated blocks together."""
         found: dict[tuple[int, int, Readers], list[str]] = defaultdict(list)
         for name, users in self.graph.consumers.items():
-            maker, place = self.graph.producers[name]
+            producer, index = self.graph.producers[name]
             readers = []
             for op, slot in users:
                 trains = self.graph.passes_gradient(op)
                 readers.append(_Reader(self.group_of[op.name], trains, slot))
-            found[self.group_of[maker.name], place, tuple(readers)].append(name)
-        fans = []
-        for (producer, index, consumers), names in found.items():
-            made = [choice.outputs[index] for choice in self.groups[producer].choices]
-            wanted = []
-            for reader in consumers:
-                choices = self.groups[reader.group].choices
-                wanted.append([(choice.inputs[reader.slot], reader.trains) for choice in choices])
-            produced = list(dict.fromkeys(made))
-            demanded = list(dict.fromkeys(chain(*wanted)))
-            messages = float(not (self.bucketed and self.graph.is_parameter(names[0])))
-            value = self.graph.values[names[0]]
-            moves = tuple(self._move_tables(value, produced, demanded, messages))
-            groups = tuple(reader.group for reader in consumers)
-            states = tuple(_index(demands, demanded) for demands in wanted)
-            fan = Fan(len(names), producer, groups, _index(made, produced), states, moves)
-            fans.append(fan)
+            found[self.group_of[producer.name], index, tuple(readers)].append(name)
+        fans = [self._fan(names, *key) for key, names in found.items()]
         return [fan for fan in fans if any(table.seconds.any() for table in fan.moves)]
 
     @cached_property
@@ -230,6 +215,28 @@ class GraphSpace(GraphJob):
         if self.memory is None:
             return 0.0
         return max(self.memory_bytes(assignment) - self.memory, 0.0)
+
+    def _fan(
+        self,
+        names: list[str],
+        producer: int,
+        index: int,
+        readers: Readers,
+    ) -> Fan:
+        """Price the moves of equal tensors from a producer to its consumers."""
+        made = [choice.outputs[index] for choice in self.groups[producer].choices]
+        wanted = []
+        for reader in readers:
+            states = [choice.inputs[reader.slot] for choice in self.groups[reader.group].choices]
+            wanted.append([(state, reader.trains) for state in states])
+        produced = list(dict.fromkeys(made))
+        demanded = list(dict.fromkeys(chain(*wanted)))
+        messages = float(not (self.bucketed and self.graph.is_parameter(names[0])))
+        value = self.graph.values[names[0]]
+        moves = tuple(self._move_tables(value, produced, demanded, messages))
+        consumers = tuple(reader.group for reader in readers)
+        of_consumers = tuple(_index(states, demanded) for states in wanted)
+        return Fan(len(names), producer, consumers, _index(made, produced), of_consumers, moves)
 
     def _move_tables(
         self,

@@ -118,7 +118,8 @@ def axis_moves(source: State, target: State) -> list[tuple[int, str, str]]:
             now[axis] = new
             moves.append((axis, old, new))
             # it may not change what a later axis splits
-            if any(one.startswith("S") and one in (old, new) for one in now[axis + 1 :]):
+            touched = {old, new}.intersection(now[axis + 1 :])
+            if any(one.startswith("S") for one in touched):
                 break
         else:
             return moves

@@ -120,8 +120,7 @@ def export(
     module.eval()
     try:
         with _quiet(), _KeptNumbers():
-            given = tuple(inputs)
-            exported = torch.export.export(module, given, strict=False)
+            exported = torch.export.export(module, tuple(inputs), strict=False)
             detach_regions(exported)
             return exported.run_decompositions(COPIES)
     except (

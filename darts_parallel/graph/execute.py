@@ -256,8 +256,7 @@ class _Writer:
             return f"own_experts(mesh, {labels.index('experts')}, {product}, {tensors})"
         if op.op == ATTENTION:
             given = self._with_own_heads(op, given)
-        text = self._spelled(op, given)
-        return self._share_of_mean(op, text) if op.op == "mean" else text
+        return self._share_of_mean(op, self._spelled(op, given))
 
     def _with_own_heads(self, op: GraphOperator, given: Sequence[str]) -> list[str]:
         """Take a rank's key-value heads out of whole ones where its query heads are split."""
@@ -270,6 +269,8 @@ class _Writer:
 
     def _share_of_mean(self, op: GraphOperator, text: str) -> str:
         """Divide the mean of a rank's part by the number of parts that are summed."""
+        if op.op != "mean":
+            return text
         choice = self.plan.choice(op)
         axes = zip(choice.inputs[0], choice.outputs[0], self.ranks, strict=True)
         parts = prod(n for given, made, n in axes if is_split(given) and made == PARTIAL)

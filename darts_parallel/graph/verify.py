@@ -380,7 +380,7 @@ def _of_gradients(
     largest = max((float(gradient.abs().max()) for gradient in trained), default=0.0)
     found = {}
     for name, part in parts.items():
-        expected = tensors[name].grad if name in tensors else None
+        expected = getattr(tensors.get(name), "grad", None)
         known = [_whole(one) for one in (part.grad, expected) if one is not None]
         if len(known) == 2:
             made, wanted = known

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 
 from darts_parallel.cost import (
     Tables,
@@ -52,7 +53,7 @@ def programme(session: Session, deadline: float) -> None:
     if asked.simulated:
         answer = _simulated(session, "dynamic_programming", asked.space_kind, deadline)
     else:
-        known = float("inf") if found.result is None else found.result.iteration_time_s
+        known = inf if found.result is None else found.result.iteration_time_s
         solved = find_layerwise_plan(
             asked.tables, asked.space_kind, known, deadline, uniform=found.uniform
         )

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -80,7 +81,7 @@ def product_session(problem: Problem, reported: Reported | None = None) -> Sessi
         asked.space_kind,
     )
     methods = (Method("gradient", search.descend), Method("exhaustive", search.score_all))
-    budgets = {**asked.budgets, CHECK_SECONDS: float("inf")}
+    budgets = {**asked.budgets, CHECK_SECONDS: inf}
     asked = replace(asked, space_kind=SPACE, budgets=budgets)
     by_name = {method.name: method for method in methods}
     return Session(asked, by_name, reported=reported or Reported())
@@ -302,7 +303,7 @@ class ProductSearch:
         loss = float(seconds[lead].log())
         time_s = float(seconds[lead])
         running = self.running()
-        best = running[0][0] if running else float("inf")
+        best = running[0][0] if running else inf
         by_owner = dict(zip(OWNERS, shares.tolist(), strict=True))
         pp = round(float(degrees[2]))
         schedules = Schedules(temperature, temperature, 1.0)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 
 from darts_parallel.config import LEAST_SECONDS, CostConfig, SearchConfig
 from darts_parallel.cost import (
@@ -84,7 +85,7 @@ class Asked:
         """Return the seconds of a plan by the job's own cost model; infinite where it has none."""
         schedules = self.problem.config.space.schedules
         if schedules is not None and plan.schedule_name not in schedules:
-            return float("inf")
+            return inf
         return float(hard_plan(plan, self.problem)[2].fitting_seconds[0])
 
 

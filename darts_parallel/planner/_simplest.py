@@ -7,6 +7,7 @@ can tell one strategy from four.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 
 import torch
 
@@ -35,7 +36,7 @@ NEIGHBOURS = 3
 """Plans of one strategy next to the chosen one, with its stages and micro-batches."""
 
 
-def _within(plans: Iterable[Plan], asked: Asked, limit: float = float("inf")) -> Iterator[Plan]:
+def _within(plans: Iterable[Plan], asked: Asked, limit: float = inf) -> Iterator[Plan]:
     """Yield the plans of the space that fit and take at most so many seconds."""
     for plan in plans:
         try:

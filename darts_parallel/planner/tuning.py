@@ -10,7 +10,7 @@ seconds do.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import exp, log, log2
+from math import exp, inf, log, log2
 from statistics import fmean
 
 import torch
@@ -141,7 +141,7 @@ def _fitting(
     predicted to be as full.
     """
     fullness = {plan: max(cost.fullness) for plan, cost in costs.items()}
-    limit = float("inf")
+    limit = inf
     ran = set()
     for trial in trials:
         if trial.seconds is None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 from darts_parallel.cost import CostBreakdown
 from darts_parallel.errors import Amounts
@@ -59,7 +60,7 @@ class Outcome:
                 "uniform",
             ):
                 times.append(answer.iteration_time_s)
-        return min(times, default=float("inf"))
+        return min(times, default=inf)
 
     def gap(self, stage: PlanStage) -> float | None:
         """Return how far a plan is above the best known one, relative; None where it does not fit."""

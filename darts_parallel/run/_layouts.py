@@ -44,28 +44,20 @@ class Meshes:
         self.stage_size = dist.get_world_size() // plan.pp
         self.stage, self.position = divmod(self.rank, self.stage_size)
         self._device = device
-        self._by_division = self._layer_meshes(plan.layers)
-        self._by_experts = self._expert_meshes(plan.layers) if experts else {}
+        self._by_division: MeshOf = {}
+        """By tensor-parallel degree and number of shards."""
+        for tp, shards in sorted({(layer.tp, shard_ranks(layer)) for layer in plan.layers}):
+            replicas = self.stage_size // tp // shards
+            self._by_division[tp, shards] = self._mesh(replicate=replicas, shard=shards, tp=tp)
+        self._by_experts: MeshOf = {}
+        """By expert-parallel and expert-tensor-parallel degree."""
+        for ep, etp in sorted({(layer.ep, layer.etp) for layer in plan.layers if experts}):
+            shards = self.stage_size // (ep * etp)
+            self._by_experts[ep, etp] = self._mesh(replicate=1, shard=shards, ep=ep, tp=etp)
         self.peers = self._peer_meshes(plan.layers)
         """Ranks with one part of a layer, in batch order, by its degree and that of a common group."""
         # down and up a V, the head lies next to the embedding
         self.tied = self._tied_group() if plan.chunk_devices[-1] > 0 else None
-
-    def _layer_meshes(self, layers: Sequence[LayerStrategy]) -> MeshOf:
-        """Make a mesh for every tensor-parallel degree and number of shards."""
-        meshes = {}
-        for tp, shards in sorted({(layer.tp, shard_ranks(layer)) for layer in layers}):
-            replicas = self.stage_size // tp // shards
-            meshes[tp, shards] = self._mesh(replicate=replicas, shard=shards, tp=tp)
-        return meshes
-
-    def _expert_meshes(self, layers: Sequence[LayerStrategy]) -> MeshOf:
-        """Make a mesh for every expert-parallel and expert-tensor-parallel degree."""
-        meshes = {}
-        for ep, etp in sorted({(layer.ep, layer.etp) for layer in layers}):
-            shards = self.stage_size // (ep * etp)
-            meshes[ep, etp] = self._mesh(replicate=1, shard=shards, ep=ep, tp=etp)
-        return meshes
 
     def _peer_meshes(self, layers: Sequence[LayerStrategy]) -> MeshOf:
         """Make the groups that move activations between neighbours of different degrees."""

@@ -381,7 +381,7 @@ class TiedTables:
             self.copies = []  # one stage, one table
 
     def sum(self) -> None:
-        """Gather whole gradients, sum them, and keep this rank's part."""
+        """Gather whole gradients, sum them, and write this rank's part where the optimizer reads it."""
         if not self.copies:
             return
         wholes = [unit.full_gradient(table) for unit, table in self.copies]
@@ -389,20 +389,15 @@ class TiedTables:
         if self.group is not None:
             dist.all_reduce(total, group=self.group)
         for unit, table in self.copies:
-            _set_rows(unit, table, total)
-
-
-def _set_rows(unit: Unit, table: str, total: Tensor) -> None:
-    """Write this rank's part of the whole gradient where the optimizer reads it."""
-    parameter = unit.parameters[table]
-    missing = parameter.shape[0] - total.shape[0]
-    rows = _part(torch.nn.functional.pad(total, (0, 0, 0, missing)), unit.mesh["tp"])
-    if isinstance(unit, Replicated):
-        unit.overwrite(table, rows)
-        return
-    part = local(aligned(parameter))
-    if part.numel():
-        part.copy_(_part(rows, unit.mesh["shard"]))
+            parameter = unit.parameters[table]
+            missing = parameter.shape[0] - total.shape[0]
+            rows = _part(torch.nn.functional.pad(total, (0, 0, 0, missing)), unit.mesh["tp"])
+            if isinstance(unit, Replicated):
+                unit.overwrite(table, rows)
+                continue
+            part = local(aligned(parameter))
+            if part.numel():
+                part.copy_(_part(rows, unit.mesh["shard"]))
 
 
 def _part(rows: Tensor, mesh: DeviceMesh) -> Tensor:

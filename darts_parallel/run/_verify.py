@@ -188,7 +188,7 @@ def verify(engine: Engine, seed: int) -> StepComparison:
         wanted = torch.tensor(reference.forward_backward(batch, count) if reference else 0.0)
         if step == 0:
             gradients = _compare(engine, reference)
-            mine = _state_bytes(engine)  # of moments there are none yet
+            mine = _state_bytes(engine)
         engine.update()
         if reference:
             reference.update()
@@ -237,12 +237,11 @@ def _state_bytes(engine: Engine) -> list[Bytes]:
     extra = sum(unit.extra_bytes() for unit in units)
     held = sum(unit.parameter_bytes() for unit in units)
     summed = sum(unit.gradient_bytes() for unit in units)
-    found = [
-        Bytes(rank, "parameters", held, parameters, extra, rounding),
-        Bytes(rank, "gradients", summed, gradients, 0.0, rounding),
-    ]
-    stepped = _optimizer_bytes(engine)
-    return [*found, Bytes(rank, "optimizer", stepped, moments, 0.0, 2 * rounding)]
+    found = [Bytes(rank, "parameters", held, parameters, extra, rounding)]
+    found.append(Bytes(rank, "gradients", summed, gradients, 0.0, rounding))
+    # of moments there are none before the first step
+    found.append(Bytes(rank, "optimizer", 0.0, moments, 0.0, 2 * rounding))
+    return found
 
 
 def _padded_bias_bytes(engine: Engine, stage: int) -> float:

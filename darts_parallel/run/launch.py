@@ -68,23 +68,16 @@ def device_for(
             f"the plan is for {problem.cluster.num_devices} x {names}, and this machine has no "
             "GPU; try device=cpu, which computes the same on the CPU."
         )
-    other = _other_devices(problem, machine)
+    # a device of the configuration (`a100_80`) may be any GPU whose name holds its family
+    gpus = " ".join(machine.gpus).upper()
+    used = problem.config.cluster.used_devices
+    other = [name for name in used if name.split("_")[0].upper() not in gpus]
     if asked == "auto" and other:
         raise UnsupportedError(
             f"the plan is for {', '.join(other)}, and this machine has {machine.gpus[0]}; try "
             "device=cuda, which runs it all the same."
         )
     return kind
-
-
-def _other_devices(problem: Problem, machine: LocalMachine) -> list[str]:
-    """Return the plan's devices that this machine lacks.
-
-    A device of the configuration (`a100_80`) may be any GPU whose name holds its family.
-    """
-    gpus = " ".join(machine.gpus).upper()
-    names = problem.config.cluster.used_devices
-    return [name for name in names if name.split("_")[0].upper() not in gpus]
 
 
 def _require_memory(problem: Problem, plan: Plan, machine: LocalMachine) -> None:
@@ -200,20 +193,22 @@ def require_processes(count: int, *, started: bool = False) -> None:
         return
     others = "" if started else f", or none of {', '.join(TORCHRUN)}"
     for name in TORCHRUN:
-        if name not in given:
-            where = f" where {given[0]} is" if given else ""
-            raise UnsupportedError(
-                f"{name} must be set{where}, as torchrun does; try torchrun "
-                f"--nproc-per-node {count}{others}."
-            )
-        value = os.environ[name]
-        if name != "MASTER_ADDR" and not value.isdigit():
-            raise UnsupportedError(
-                f"{name}={value} must be a whole number, as torchrun sets it; try 0."
-            )
+        _require_variable(name, given, f"torchrun --nproc-per-node {count}{others}")
     world = os.environ["WORLD_SIZE"]
     if int(world) != count:
         raise UnsupportedError(
             f"WORLD_SIZE={world} must be the {count} devices of the plan; try torchrun "
             f"--nproc-per-node {count}."
+        )
+
+
+def _require_variable(name: str, given: list[str], command: str) -> None:
+    """Refuse a variable of torchrun that is missing or no number."""
+    if name not in given:
+        where = f" where {given[0]} is" if given else ""
+        raise UnsupportedError(f"{name} must be set{where}, as torchrun does; try {command}.")
+    value = os.environ[name]
+    if name != "MASTER_ADDR" and not value.isdigit():
+        raise UnsupportedError(
+            f"{name}={value} must be a whole number, as torchrun sets it; try 0."
         )

@@ -211,10 +211,10 @@ class Workers(AbstractContextManager["Workers"]):
                 done |= wait(running, GRACE_S).done
                 errors = []
                 # a death explains the rest; then what a rank did wrong; then lost connections
-                for rank, answer in enumerate(answers):
-                    error = answer.exception() if answer in done else None
+                for answer in sorted(done, key=answers.index):
+                    error = answer.exception()
                     if isinstance(error, BrokenProcessPool):
-                        raise self._death(rank)
+                        raise self._death(answers.index(answer))
                     if error is not None:
                         errors.append(error)
                 raise min(errors, key=lambda error: isinstance(error, GroupError))

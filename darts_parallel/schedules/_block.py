@@ -103,8 +103,7 @@ def _placed(schedule: BuildingBlock, pp: int, count: int) -> tuple[tuple[Step, .
     # gradients of weights leave the drain, and return where its backward passes leave slots free
     drained = []
     for row, end in zip(rows, last_forward, strict=True):
-        late = [time for time in sorted(row) if time > end and row[time][0] == "W"]
-        drained.append([row.pop(time) for time in late])
+        drained.append(_take_weights(row, end))
     move_together(slots, None, last_forward)
     for device, entries in enumerate(drained):
         for entry in entries:
@@ -121,6 +120,12 @@ def _placed(schedule: BuildingBlock, pp: int, count: int) -> tuple[tuple[Step, .
 
 def _last_forward(row: Row) -> int:
     return max(time for time, (kind, _, _) in row.items() if kind == "F")
+
+
+def _take_weights(row: Row, end: int) -> list[Pass]:
+    """Remove the gradients of the weights that run after a slot."""
+    late = [time for time in sorted(row) if time > end and row[time][0] == "W"]
+    return [row.pop(time) for time in late]
 
 
 def repeated(schedule: BuildingBlock, pp: int, count: int) -> Slots:

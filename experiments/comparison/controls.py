@@ -6,6 +6,7 @@ Each is a loop that `search_tables` runs in place of its own, on problems of clo
 
 from collections.abc import Callable
 from functools import cached_property
+from math import inf
 
 import torch
 
@@ -90,7 +91,7 @@ class NoDescent(GradientSearch):
         table = self.pool.tables[number]
         first_layers = chains.first_layers[:, : table.num_stages]
         plan = HardPlans(chains.outer, chains.choices, first_layers)
-        plan, cost = repair(table, plan, float("inf"))
+        plan, cost = repair(table, plan, inf)
         seconds = cost.fitting_seconds
         return PricedPlan(number, plan, float(seconds))
 

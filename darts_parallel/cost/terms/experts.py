@@ -232,7 +232,12 @@ def dispatch_seconds(stage: StageContext, experts: Experts, size: Tensor) -> Ten
     device = stage.device
     flex = stage.training.moe_token_dispatcher_type == "flex"
     group = _expert_group(stage)
-    inside, across = _flex_copies(experts, group) if flex else _plain_copies(experts, group)
+    if flex:
+        inside, across = _flex_copies(experts, group)
+    else:
+        ep = group.local * group.nodes
+        inside = experts.top_k * (group.local - 1) / ep
+        across = experts.top_k * (ep - group.local) / ep
     share = device.all_to_all_efficiency * (device.flex_gain if flex else 1.0)
     return all_to_all(size * inside, size * across, group, share)
 
@@ -254,14 +259,8 @@ def _expert_group(stage: StageContext) -> RingGroup:
     return RingGroup(local, choices.ep / local, gpus, *_links(stage))
 
 
-def _plain_copies(experts: Experts, group: RingGroup) -> tuple[Tensor, Tensor]:
-    """Return copies of a token that a rank sends to others of its domain, and to others, `(C,)`."""
-    ep = group.local * group.nodes
-    inside = experts.top_k * (group.local - 1) / ep
-    return inside, experts.top_k * (ep - group.local) / ep
-
-
 def _flex_copies(experts: Experts, group: RingGroup) -> tuple[Tensor, Tensor]:
+    """Return copies of a token that a rank sends to others of its domain, and to others, `(C,)`."""
     ep = group.local * group.nodes
     domains = group.nodes
     to_ranks = float_tensor([experts.distinct(int(count)) for count in ep.tolist()])
