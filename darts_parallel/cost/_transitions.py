@@ -90,7 +90,18 @@ def boundary_seconds(
     size = torch.maximum(own.unsqueeze(-1), own.unsqueeze(-2))
     if not boundaries:
         return filled(0.0, len(stored), 1, *size.shape[1:])
-    sent = torch.stack([_crossing_seconds(cluster, boundary, size) for boundary in boundaries], 1)
+    messages = []
+    for boundary in boundaries:
+        if boundary.inside_node:
+            link = cluster.groups[boundary.group].intra_node
+            seconds = p2p(size, boundary.senders, link, inside_node=True)
+        else:
+            nic = cluster.nic(boundary.group)
+            sent = p2p(size, boundary.senders, nic, inside_node=False)
+            nic = cluster.nic(boundary.next_group)
+            received = p2p(size, boundary.receivers, nic, inside_node=False)
+            seconds = torch.maximum(sent, received)
+        messages.append(2.0 * seconds)  # both ways
     receiving = [(boundary.next_group, boundary.receivers) for boundary in boundaries]
     others = parts - 1
     gathered = []
@@ -102,17 +113,7 @@ def boundary_seconds(
         largest = torch.maximum(seconds.unsqueeze(-1), seconds.unsqueeze(-2))
         gathered.append(2.0 * largest)  # both ways
     resharded = reshard_seconds(cluster, receiving, stored, layouts)
-    return sent + torch.stack(gathered, 1) + resharded
-
-
-def _crossing_seconds(cluster: Cluster, boundary: BoundaryTopology, size: Tensor) -> Tensor:
-    """Return the seconds of messages of `size` bytes across a boundary, both ways, shape of `size`."""
-    if boundary.inside_node:
-        link = cluster.groups[boundary.group].intra_node
-        return 2.0 * p2p(size, boundary.senders, link, inside_node=True)
-    sent = p2p(size, boundary.senders, cluster.nic(boundary.group), inside_node=False)
-    received = p2p(size, boundary.receivers, cluster.nic(boundary.next_group), inside_node=False)
-    return 2.0 * torch.maximum(sent, received)
+    return torch.stack(messages, 1) + torch.stack(gathered, 1) + resharded
 
 
 def tied_seconds(

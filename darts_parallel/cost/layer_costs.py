@@ -352,13 +352,24 @@ def _messages(
 ) -> list[_Message]:
     """Return the messages of context parallelism and of the layer's terms.
 
+    With context parallelism every rank needs all keys and values of the sequence for its own
+    queries: `cp - 1` of `cp` parts come from the other ranks, as an all-gather (Llama 3, Dubey et
+    al. 2024, arXiv 2407.21783, section 3.3.2) or step by step around a ring (Ring Attention, Liu et
+    al. 2023, arXiv 2310.01889; Megatron-LM), which moves the same bytes. Backward fetches them
+    again and reduce-scatters their gradients. Grouped-query attention sends its few KV heads only.
+    The messages run next to the attention core, which cp balances.
+
     Args:
         attention: Seconds of the attention core forward.
         compute: Seconds of all kernels of the layer in forward and in backward.
     """
     messages = []
     if stage.choices.cp > 1 and layer.cores:
-        messages = [_Message(CONTEXT, "core_attn", *_key_seconds(stage, layer, attention))]
+        gather = context_gather(stage, stage.choices.cp * key_value_bytes(stage, layer))
+        exponent = stage.device.overlap_exponent
+        forward = exposed(attention, gather, exponent)
+        backward = exposed(BACKWARD_FACTOR * attention, 2.0 * gather, exponent)
+        messages = [_Message(CONTEXT, "core_attn", forward, backward)]
     for term in added:
         if term.message:
             seconds = term.message_seconds(stage, layer, compute)
@@ -401,22 +412,6 @@ def _hidden_reduced(stage: StageContext, layer: LayerSpec, width: Tensor) -> Ten
     size = torch.where(cast, half_cast, width) * elements
     start = (choices.tp > 1).double() * stage.device.collective_start
     return all_reduce(size, stage.tensor_ring) + start
-
-
-def _key_seconds(stage: StageContext, layer: LayerSpec, core: Tensor) -> BothPasses:
-    """Return the seconds by which fetching keys and values lengthens attention forward and backward.
-
-    With context parallelism every rank needs all keys and values of the sequence for its own
-    queries: `cp - 1` of `cp` parts come from the other ranks, as an all-gather (Llama 3, Dubey et
-    al. 2024, arXiv 2407.21783, section 3.3.2) or step by step around a ring (Ring Attention, Liu et
-    al. 2023, arXiv 2310.01889; Megatron-LM), which moves the same bytes. Backward fetches them
-    again and reduce-scatters their gradients. Grouped-query attention sends its few KV heads only.
-    Runs next to the attention core, which cp balances.
-    """
-    whole = stage.choices.cp * key_value_bytes(stage, layer)
-    gather = context_gather(stage, whole)
-    exponent = stage.device.overlap_exponent
-    return exposed(core, gather, exponent), exposed(BACKWARD_FACTOR * core, 2.0 * gather, exponent)
 
 
 def _activations(

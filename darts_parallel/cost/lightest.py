@@ -50,29 +50,20 @@ def _lightest(table: CostTable, space_kind: str) -> HardPlans:
         needed = needed + share * table.working[outer]
         illegal = ~(table.allowed[outer] & legal).unsqueeze(1)
         needed = needed.masked_fill(illegal, torch.inf)
-        size, choice = _lightest_strategies(needed, space_kind)
+        if space_kind == "layerwise":
+            size, choice = needed.min(-1)
+        else:
+            sums = needed.sum(1, keepdim=True)
+            if space_kind == "uniform":
+                sums = sums.sum(0, keepdim=True)
+            choice = sums.argmin(-1).expand(needed.shape[:-1])
+            size = needed.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
         of_units = summed(size, unit.expand_as(size), len(units))
         starts = units[_fill(of_units, table.stage_capacity)]
         stages = torch.searchsorted(starts, layers, right=True) - 1
         chosen = choice[stages, layers]
         plans.append(HardPlans(torch.tensor([outer]), chosen.unsqueeze(0), starts.unsqueeze(0)))
     return HardPlans.concatenate(plans)
-
-
-def _lightest_strategies(needed: Tensor, space_kind: str) -> tuple[Tensor, Tensor]:
-    """Return the bytes of every layer under its lightest strategy, and that strategy, `(K, L)` each.
-
-    Args:
-        needed: Bytes of every layer and strategy on every stage, `(K, L, C)`; infinite where illegal.
-    """
-    if space_kind == "layerwise":
-        size, choice = needed.min(-1)
-        return size, choice
-    sums = needed.sum(1, keepdim=True)
-    if space_kind == "uniform":
-        sums = sums.sum(0, keepdim=True)
-    choice = sums.argmin(-1).expand(needed.shape[:-1])
-    return needed.gather(-1, choice.unsqueeze(-1)).squeeze(-1), choice
 
 
 def _fill(size: Tensor, capacity: Tensor) -> Tensor:

@@ -103,13 +103,13 @@ def device_ends(
     rows = passes.rows(find(schedule).split)
     chunks = passes.forward.shape[1] // pp
     graph = compiled(schedule, pp, num_micro_batches, chunks)
-    parts = torch.tensor_split(rows, _parts(rows, graph), dim=1)
-    return torch.cat([_ends(part, graph) for part in parts], dim=1).T
-
-
-def _parts(rows: Tensor, graph: Graph) -> int:
-    """Return the number of parts of a batch, `(5 S, B)`, that are small enough to be simulated at once."""
-    return ceil(max(rows.shape[1], 1) * len(graph) / MAX_NUMBERS)
+    # parts of the batch are small enough to be simulated at once
+    count = ceil(max(rows.shape[1], 1) * len(graph) / MAX_NUMBERS)
+    ends = []
+    for part in torch.tensor_split(rows, count, dim=1):
+        run = _run(graph, part.detach().numpy())
+        ends.append(_Longest.apply(part, graph, run))  # type: ignore[no-untyped-call]
+    return torch.cat(ends, dim=1).T
 
 
 def simulated_seconds(
@@ -185,12 +185,6 @@ class PassTimes(NamedTuple):
     """Shape `(N + 1, B)`; the last row is zero."""
     start: Array
     """Shape `(N, B)`."""
-
-
-def _ends(rows: Tensor, graph: Graph) -> Tensor:
-    """Return the ends of the last passes of the devices, `(pp, B)`."""
-    run = _run(graph, rows.detach().numpy())
-    return _Longest.apply(rows, graph, run)  # type: ignore[no-untyped-call]
 
 
 def _run(graph: Graph, rows: Array) -> PassTimes:

@@ -66,39 +66,19 @@ class LabelLimits:
         return np.stack([seconds, paid, paid + sync], axis=1)
 
 
-@dataclass(frozen=True)
-class _Box:
-    """Uses of one stage signature: segments [i, j) from the earliest beginning to the latest end.
+def _loosest_budgets(uses: Budgets, low: int) -> Array:
+    """Return the loosest budgets of segments, and a budget of 0 behind them, `(parts, I, J)`.
 
-    Arrays end in `(I, J)`; their entry (a, b) is the segment [low + a, low + b).
+    The entry (a, b) is the segment [low + a, low + b); minus infinity where there is no use.
     """
-
-    low: int
-    budgets: Array
-    """The loosest budgets of a segment, `(parts, I, J)`; minus infinity where there is no use."""
-
-    @staticmethod
-    def of(uses: Budgets) -> "_Box":
-        """Build limits from stages with their budgets, and a budget of 0 behind them."""
-        low = int(uses.first.min())
-        rows = int(uses.first.max()) - low + 1
-        columns = int(uses.end.max()) - low + 1
-        cells = (uses.first - low, uses.end - low)
-        loosest = np.full((len(uses.seconds) + 1, rows, columns), -np.inf)
-        for part, seconds in zip(loosest, uses.seconds, strict=False):
-            np.maximum.at(part, cells, seconds)
-        loosest[-1][cells] = 0.0
-        return _Box(low, loosest)
-
-    @property
-    def ends(self) -> slice:
-        """Return the box's ends among the boundaries 0 to L."""
-        return slice(self.low, self.low + self.budgets.shape[2])
-
-    def cut(self, values: Array) -> Array:
-        """Return the box's part of values `(L + 1, L + 1)`."""
-        stop = self.low + self.budgets.shape[1]
-        return values[self.low : stop, self.ends]
+    rows = int(uses.first.max()) - low + 1
+    columns = int(uses.end.max()) - low + 1
+    cells = (uses.first - low, uses.end - low)
+    loosest = np.full((len(uses.seconds) + 1, rows, columns), -np.inf)
+    for part, seconds in zip(loosest, uses.seconds, strict=False):
+        np.maximum.at(part, cells, seconds)
+    loosest[-1][cells] = 0.0
+    return loosest
 
 
 @dataclass(frozen=True)
@@ -147,10 +127,13 @@ class LabelForms:
         """
         if not len(uses.first):
             return None
-        box = _Box.of(uses)
-        limit = box.budgets[self.part] + self.added[:, None, None]
-        limit[KEPT_FORM] -= box.cut(self.working)
-        needed = self.needed[:, None, box.ends]
+        low = int(uses.first.min())
+        budgets = _loosest_budgets(uses, low)
+        rows, columns = budgets.shape[1:]
+        ends = slice(low, low + columns)
+        limit = budgets[self.part] + self.added[:, None, None]
+        limit[KEPT_FORM] -= self.working[low : low + rows, ends]
+        needed = self.needed[:, None, ends]
         # of each segment, the loosest one that begins with it
         backwards = (limit - needed)[..., ::-1]
         loosest = np.maximum.accumulate(backwards, axis=-1)[..., ::-1]
@@ -159,9 +142,8 @@ class LabelForms:
         largest = np.abs(finite).max(axis=(1, 2))
         slack = GAIN_TOLERANCE * largest
         loosest = loosest + needed + slack[:, None, None]
-        begins = groups.begins - box.low
-        stops = groups.stops - box.low
-        rows, columns = loosest.shape[1:]
+        begins = groups.begins - low
+        stops = groups.stops - low
         inside = (begins >= 0) & (begins < rows)
         inside &= stops < columns
         values = loosest[:, begins[inside], stops[inside]].T

@@ -11,7 +11,7 @@ Objective: minimise sum s(f) + (m - 1) S + Y
 Constraints: s[d](f) <= S, y[d](f) <= Y, bytes[d](f) <= capacity[d]
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -71,16 +71,15 @@ def _priced(table: CostTable, plan: HardPlans, shares: torch.Tensor) -> BatchCos
     return evaluate_batch(replace(table, host=host), plan)
 
 
+@dataclass
 class _Programme:
     """The programme of one plan; x holds the shares, then the slowest stage and synchronisation."""
 
-    def __init__(self, table: CostTable, plan: HardPlans) -> None:
-        self.table = table
-        self.plan = plan
-        self.rest = float(table.num_micro_batches[plan.outer[0]]) - 1.0
-        self.scale = 1.0
-        """Seconds at the start, which make all values relative."""
-        self._known: dict[bytes, tuple[Array, Array]] = {}
+    table: CostTable
+    plan: HardPlans
+    scale: float = 1.0
+    """Seconds at the start, which make all values relative."""
+    _known: dict[bytes, tuple[Array, Array]] = field(default_factory=dict)
 
     def solve(self, shares: torch.Tensor) -> torch.Tensor:
         """Return the shares at which the solver ends."""
@@ -122,7 +121,8 @@ class _Programme:
         longest = x[-1]
         cost = _priced(self.table, self.plan, x[:-2].reshape(-1, 2))
         stages = cost.stage_seconds[0]
-        total = stages.sum() + self.rest * slowest + longest
+        rest = float(self.table.num_micro_batches[self.plan.outer[0]]) - 1.0
+        total = stages.sum() + rest * slowest + longest
         seconds = [total.reshape(1), slowest - stages, longest - cost.sync_seconds[0]]
         room = ROOM - cost.memory[0] / self.table.capacity
         return torch.cat([torch.cat(seconds) / self.scale, room])

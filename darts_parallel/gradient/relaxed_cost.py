@@ -231,7 +231,11 @@ class Surrogate:
             p2p = p2p.unsqueeze(1)
         else:
             kinds = self._stage_kind.shape[1]
-            change = self._change_seconds(layouts)
+            # bilinear: one matrix product for the earlier layouts, without a tensor of all pairs
+            reached = layouts[..., :-1, :].transpose(1, 2) @ self._between
+            reached = torch.unflatten(reached, -1, (-1, table.num_layouts))
+            later = layouts[..., 1:, :].transpose(1, 2)
+            change = (reached * later.unsqueeze(-2)).sum(-1).transpose(1, 2)
             together = (before * after).transpose(-1, -2)
             inside = _of_kind(together @ change[..., :kinds], self._stage_kind)
             p2p = change[..., kinds:]
@@ -242,18 +246,6 @@ class Surrogate:
         parted = before[..., :-1] * after[..., 1:]
         crossing = parted.transpose(-1, -2) @ p2p
         return inside, _of_kind(crossing, self._boundary_kind)
-
-    def _change_seconds(self, layouts: Tensor) -> Tensor:
-        """Return expected seconds between neighbours by kind, `(O, R, L - 1, Q + P)`.
-
-        Bilinear: one matrix product for the earlier layouts, without a tensor of all pairs.
-        """
-        earlier = layouts[..., :-1, :].transpose(1, 2)
-        later = layouts[..., 1:, :].transpose(1, 2)
-        reached = earlier @ self._between
-        reached = torch.unflatten(reached, -1, (-1, self.table.num_layouts))
-        expected = (reached * later.unsqueeze(-2)).sum(-1)
-        return expected.transpose(1, 2)
 
     def _simulated(
         self,

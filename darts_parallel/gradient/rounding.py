@@ -310,8 +310,7 @@ class _Exchanges:
     def repair_once(self) -> bool:
         """Exchange once in every overfull stage; return whether any plan changed."""
         rows = self.live
-        by_device = self._excess(rows, self._largest_working(rows))
-        excess = by_device[self.device[rows]]
+        excess = self._excess(rows)[self.device[rows]]
         full = np.flatnonzero(excess > 0)
         if not len(full):
             return False
@@ -331,8 +330,8 @@ class _Exchanges:
         """Take one faster strategy in every stage that has room; return whether any plan changed."""
         rows = self.live
         device = self.device[rows]
+        room = -self._excess(rows)[device, None]
         largest = self._largest_working(rows)
-        room = -self._excess(rows, largest)[device, None]
         more_working = self.working[rows] - largest[device, None]
         more = self.kept[rows] - self._chosen(self.kept, rows)
         more = more + more_working.clip(min=0.0)
@@ -366,8 +365,7 @@ class _Exchanges:
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
             self._take_cheapest(seconds, scale * np.exp(middle))
-            largest = self._largest_working(rows)
-            full = self._excess(rows, largest) > 0
+            full = self._excess(rows) > 0
             low = np.where(full, middle, low)
             high = np.where(full, high, middle)
         self._take_cheapest(seconds, scale * np.exp(high))
@@ -404,19 +402,19 @@ class _Exchanges:
         return len(first) > 0
 
     def _largest_working(self, rows: Index) -> Array:
-        """Return the largest working bytes of every device, `(B * pp,)`; `rows` as in `_excess`."""
+        """Return the largest working bytes of every device, `(B * pp,)`.
+
+        Args:
+            rows: All layers of the devices that count.
+        """
         largest = np.zeros(len(self.capacity))
         working = self._chosen(self.working, rows)[:, 0]
         np.maximum.at(largest, self.device[rows], working)
         return largest
 
-    def _excess(self, rows: Index, largest: Array) -> Array:
-        """Return bytes of every device above its capacity, `(B * pp,)`.
-
-        Args:
-            rows: All layers of the devices that count.
-            largest: Largest working bytes of every device.
-        """
+    def _excess(self, rows: Index) -> Array:
+        """Return bytes of every device above its capacity, `(B * pp,)`; arguments as `_largest_working`."""
+        largest = self._largest_working(rows)
         kept = self._chosen(self.kept, rows)[:, 0]
         total = np.bincount(self.device[rows], kept, minlength=len(largest))
         return total + largest - self.capacity

@@ -82,8 +82,16 @@ class GraphProgramme:
             self.rows.append(ConstraintRow(range(first, end), [1.0] * (end - first), 1.0, 1.0))
         for fan in space.fans:
             self._add_fan(fan)
-        if space.memory is not None:
-            self._add_memory(space.memory)
+        if space.memory is None:
+            return
+        # bound the bytes that are kept, each item once (in GiB, which scales the row)
+        first = self._new(np.zeros(len(space.kept)))
+        for k, item in enumerate(space.kept):
+            for group, choices in item.users:
+                self._at_least(first + k, [self.first[group] + choice for choice in choices])
+        sizes = [item.bytes / GIB for item in space.kept]
+        every = range(first, first + len(sizes))
+        self.rows.append(ConstraintRow(every, sizes, -np.inf, space.memory / GIB))
 
     def _new(self, costs: Sequence[float] | np.ndarray) -> int:
         """Add variables from 0 to 1; return the first one's index."""
@@ -154,17 +162,6 @@ class GraphProgramme:
         columns = [*cells.tolist(), *(self.first[group] + choices).tolist()]
         factors = [1.0] * len(cells) + [-1.0] * len(choices)
         self.rows.append(ConstraintRow(columns, factors, 0.0, 0.0))
-
-    def _add_memory(self, memory: float) -> None:
-        """Bound the bytes that are kept, each item once (in GiB, which scales the row)."""
-        items = self.space.kept
-        first = self._new(np.zeros(len(items)))
-        for k, item in enumerate(items):
-            for group, choices in item.users:
-                self._at_least(first + k, [self.first[group] + choice for choice in choices])
-        sizes = [item.bytes / GIB for item in items]
-        every = range(first, first + len(sizes))
-        self.rows.append(ConstraintRow(every, sizes, -np.inf, memory / GIB))
 
     def solve(self, limit: float = 60.0) -> ProgrammeAnswer:
         """Solve the relaxation, and the integer programme where that is not whole.

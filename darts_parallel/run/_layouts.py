@@ -45,12 +45,12 @@ class Meshes:
         self.stage, self.position = divmod(self.rank, self.stage_size)
         self._device = device
         self._by_division: MeshOf = {}
-        """By tensor-parallel degree and number of shards."""
+        """Meshes by tensor-parallel degree and number of shards."""
         for tp, shards in sorted({(layer.tp, shard_ranks(layer)) for layer in plan.layers}):
             replicas = self.stage_size // tp // shards
             self._by_division[tp, shards] = self._mesh(replicate=replicas, shard=shards, tp=tp)
         self._by_experts: MeshOf = {}
-        """By expert-parallel and expert-tensor-parallel degree."""
+        """Meshes by expert-parallel and expert-tensor-parallel degree."""
         for ep, etp in sorted({(layer.ep, layer.etp) for layer in plan.layers if experts}):
             shards = self.stage_size // (ep * etp)
             self._by_experts[ep, etp] = self._mesh(replicate=1, shard=shards, ep=ep, tp=etp)

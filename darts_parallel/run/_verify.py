@@ -233,7 +233,13 @@ def _state_bytes(engine: Engine) -> list[Bytes]:
     stage = engine.meshes.stage
     units = engine.units
     parameters, gradients, moments = predicted_bytes(engine.problem, engine.plan, stage)
-    rounding = sum(unit.rounding_bytes() for unit in units) + _padded_bias_bytes(engine, stage)
+    rounding = sum(unit.rounding_bytes() for unit in units)
+    config = engine.problem.model.config
+    head = head_index(engine.problem)
+    if config.output_bias and engine.plan.stage_of_layer[head] == stage:
+        # the bias is padded as its table is
+        tp = engine.plan.layers[head].tp
+        rounding += 4.0 * (table_rows(config.vocab_size, tp) - config.vocab_size) / tp
     extra = sum(unit.extra_bytes() for unit in units)
     held = sum(unit.parameter_bytes() for unit in units)
     summed = sum(unit.gradient_bytes() for unit in units)
@@ -242,16 +248,6 @@ def _state_bytes(engine: Engine) -> list[Bytes]:
     # of moments there are none before the first step
     found.append(Bytes(rank, "optimizer", 0.0, moments, 0.0, 2 * rounding))
     return found
-
-
-def _padded_bias_bytes(engine: Engine, stage: int) -> float:
-    """Return the bytes by which the head's bias is padded on a rank, as its table is."""
-    config = engine.problem.model.config
-    index = head_index(engine.problem)
-    if not config.output_bias or engine.plan.stage_of_layer[index] != stage:
-        return 0.0
-    tp = engine.plan.layers[index].tp
-    return 4.0 * (table_rows(config.vocab_size, tp) - config.vocab_size) / tp
 
 
 def _optimizer_bytes(engine: Engine) -> int:

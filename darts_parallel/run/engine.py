@@ -121,20 +121,6 @@ class Clock:
         self.phases[name] += self.now() - began
 
 
-class _TimedStage(PipelineStage):
-    """A pipeline stage that records timings."""
-
-    clock: Clock
-
-    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        with self.clock.timed("forward"):
-            return super().forward_one_chunk(*args, **kwargs)
-
-    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        with self.clock.timed("backward"):
-            return super().backward_one_chunk(*args, **kwargs)
-
-
 class Engine:
     """A plan on this rank.
 
@@ -263,7 +249,7 @@ class Engine:
         own = stages if plan.virtual_stages > 1 else stages[0]
         return kind(own, count, **options)
 
-    def _stage(self, place: int, chunk: StageChunk) -> _TimedStage:
+    def _stage(self, place: int, chunk: StageChunk) -> PipelineStage:
         first, end = self.plan.boundaries[place : place + 2]
         passed: Entries = {
             "input_args": self._passed(first - 1),
@@ -271,8 +257,10 @@ class Engine:
         }
         count = self.plan.num_chunks
         group = self.meshes.pipeline
-        stage = _TimedStage(chunk, place, count, self.device, **passed, group=group)
-        stage.clock = self.clock
+        stage = PipelineStage(chunk, place, count, self.device, **passed, group=group)
+        for phase in ("forward", "backward"):
+            name = f"{phase}_one_chunk"
+            setattr(stage, name, self.clock.timed(phase)(getattr(stage, name)))
         return stage
 
     def _passed(self, index: int) -> Tensor:
