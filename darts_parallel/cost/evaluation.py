@@ -169,26 +169,23 @@ def _own_seconds(
 def _memory(table: CostTable, places: _Places, devices: Tensor) -> Tensor:
     """Return the peak bytes of every device without offloading, `(B, pp)`."""
     static = table.static.take(places.chosen)
-    activation = table.activation.take(places.chosen)
     working = table.working.take(places.chosen)
     if table.moments is None:
+        activation = table.activation.take(places.chosen)
         in_flight = table.in_flight.take(places.outer * table.num_stages + places.stages)
         kept = kept_bytes(static, activation, in_flight)
         return device_bytes(kept, working, devices, table.pp)
-    between = table.for_weights.take(places.chosen)
-    held = _stage_bytes(table, activation, between, places.stages)
+    held = _stage_bytes(table, places)
     in_order = (held @ table.moments.transpose(1, 2)).amax(-1).T
     return device_bytes(static, working, devices, table.pp) + in_order
 
 
-def _stage_bytes(
-    table: CostTable,
-    before: Tensor,
-    between: Tensor,
-    stages: Tensor,
-) -> Tensor:
+def _stage_bytes(table: CostTable, places: _Places) -> Tensor:
     """Return bytes of stages before their backward and between its two parts, `(B, 2 K)`."""
-    parts = [summed(part, stages, table.num_stages) for part in (before, between)]
+    parts = []
+    for values in (table.activation, table.for_weights):
+        layers = values.take(places.chosen)
+        parts.append(summed(layers, places.stages, table.num_stages))
     return torch.cat(parts, 1)
 
 
@@ -218,10 +215,7 @@ def held_at_most(table: CostTable, plan: HardPlans) -> tuple[Tensor, Tensor]:
     if table.moments is None:
         in_flight = table.in_flight[int(plan.outer[0])]
         return in_flight, torch.zeros_like(in_flight)
-    chosen = _Places.of(table, plan).chosen
-    activation = table.activation.take(chosen)
-    between = table.for_weights.take(chosen)
-    held = _stage_bytes(table, activation, between, plan.stages())[0]
+    held = _stage_bytes(table, _Places.of(table, plan))[0]
     fullest = (table.moments @ held).argmax(1)
     moments = table.moments[torch.arange(table.pp), fullest].sum(0)
     before, after = moments.chunk(2)

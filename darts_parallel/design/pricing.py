@@ -98,14 +98,6 @@ class _Factors:
         for row, own in enumerate(products):
             self.matrix[row, own] = 1.0
 
-    def at(self, z: Tensor) -> list[Factor]:
-        """Return the factors of figures where log goodness is `z`, `(F,)`."""
-        factors = []
-        for name, place, own in self.rows:
-            factor = (sense(name) * z[own]).exp()
-            factors.append(Factor(name, place, factor))
-        return factors
-
 
 class Pricing:
     """All even uniform plans of one job on one cluster, P of them, with n knobs and M more of memory.
@@ -157,8 +149,10 @@ class Pricing:
     def _tables(self, z: Tensor) -> list[PricedTable]:
         """Price all plans where the log goodness of factors is `z`."""
         result = []
-        changed = scaled(self.ample, self._factors.at(z))
-        for table in build_tables(changed, self.spaces):
+        factors = []
+        for name, place, own in self._factors.rows:
+            factors.append(Factor(name, place, (sense(name) * z[own]).exp()))
+        for table in build_tables(scaled(self.ample, factors), self.spaces):
             plans = even_uniform_plans(table)
             cost = evaluate_batch(table, plans, linear=True)
             result.append(PricedTable(table, plans, cost))

@@ -164,20 +164,17 @@ def _failed_at(module: nn.Module, error: BaseException) -> str:
     """Name the user's line, and the part of the module that ran there."""
     named = [(path, one) for path, one in module.named_modules() if path]
     paths = {id(one): f", in {path} ({type(one).__name__})" for path, one in named}
+    python = Path(importlib.__file__).parent.parent
     place = part = ""
     for frame, line in walk_tb(error.__traceback__):
         code = frame.f_code
         part = paths.get(id(frame.f_locals.get("self")), part)
-        if _is_users(code.co_filename):
+        file = code.co_filename
+        # neither torch's nor Python's nor ours
+        known = "/torch/" in file or "darts_parallel" in file or file.startswith("<")
+        if not known and Path(file).parent != python:
             place = f" at {code.co_filename}:{line} in {code.co_name}"
     return place + part
-
-
-def _is_users(file: str) -> bool:
-    """Return whether a file is neither torch's nor Python's nor ours."""
-    python = Path(importlib.__file__).parent.parent
-    known = "/torch/" in file or "darts_parallel" in file or file.startswith("<")
-    return not known and Path(file).parent != python
 
 
 def capture_module(
