@@ -83,11 +83,13 @@ class Lack:
 
     def may_hold(self, facts: Mapping[str, Any]) -> bool:
         """Return whether the settings that are in `facts` have one of the values."""
-        return all(
-            facts[key] > ABOVE[wanted] if isinstance(wanted, str) else facts[key] in wanted
-            for key, wanted in self.when.items()
-            if key in facts
-        )
+        for key in self.when.keys() & facts.keys():
+            value = facts[key]
+            wanted = self.when[key]
+            has = value > ABOVE[wanted] if isinstance(wanted, str) else value in wanted
+            if not has:
+                return False
+        return True
 
     def sentence(self, facts: Mapping[str, Any]) -> str:
         """Return the settings with their values and the reason, as one clause."""
