@@ -13,6 +13,9 @@ from darts_parallel.problem import COMMON, LayerSpec
 
 OUTPUT_SPLITS = ("column", "vocabulary")
 """Splits of products whose output features are divided over tensor-parallel ranks."""
+FLOAT32_SOFTMAX = 3.0
+"""Bytes of scores per byte of 16-bit ones where transformers runs operator by operator: the softmax of
+Llama and its kin is in float32, and stays next to its 16-bit copy (its eager_attention_forward)."""
 
 
 def key_value_bytes(stage: StageContext, layer: LayerSpec) -> Tensor:
@@ -73,7 +76,8 @@ def activation_bytes(stage: StageContext, layer: LayerSpec) -> Tensors:
     modules = stage.training.recompute_modules
     gate = stage.software.gate_kept * mlp_bytes(layer, tp, -1.0)
     linear = _linear_bytes(stage, layer) + gate
-    scores = layer.score_bytes * stage.training.seq_len / tp
+    softmax = FLOAT32_SOFTMAX if stage.software.eager_blocks and layer.normed else 1.0
+    scores = softmax * layer.score_bytes * stage.training.seq_len / tp
     # the specification of layers counts 2 bytes an element
     scale = tokens * (stage.width / 2.0)
     whole = scale * (linear + scores)

@@ -199,7 +199,8 @@ class LayerSpec:
     """Share of the bytes kept for backward that weights' gradients need after the input's; blocks
     have theirs from their products (`cost/activations.py`)."""
     score_bytes: float = 0.0
-    """Kept per token and key position by unfused attention, divided by `tp` (the 5as term)."""
+    """Kept per token and key position by unfused attention, divided by `tp`: the 5as term of Korthikanti
+    et al. 2022 with dropout, 2as without."""
     tp_collectives: int = 0
     """All-reduces (or reduce-scatter + all-gather pairs) of the hidden state in the forward
     pass."""

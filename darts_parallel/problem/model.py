@@ -310,7 +310,8 @@ def _block(config: ModelConfig, index: int, fused: bool, half: str | None = None
     collectives = attentions + bool(ffn)
     if window is not None:
         kind = f"sliding_{kind}"
-    scores = 0.0 if fused else (4.0 + config.dropout) * config.num_heads * attentions
+    # softmax; with dropout its mask and its output as well (without, PyTorch returns the input)
+    scores = 0.0 if fused else (2.0 + 3.0 * config.dropout) * config.num_heads * attentions
     attention = replace(attention, cores=(*cores, *indexer))
     layer = LayerSpec(
         name=f"layers.{index}",

@@ -16,6 +16,7 @@ from darts_parallel.problem.layer_spec import LayerSpec
 from darts_parallel.problem.model import Model
 from darts_parallel.problem.problem import load_problem
 from darts_parallel.problem.software import Software
+from tests.support.export_plans import LLAMA
 
 H, HEADS, S, B = 256, 8, 128, 2
 LOSSES = ("full", "fused")
@@ -45,6 +46,31 @@ def _bytes(fused: bool, tp: int, sequence_parallel: bool) -> dict[str, float]:
     shards = degree if sequence_parallel else torch.ones_like(degree)
     stored = activation_bytes(_stage(tokens, degree, shards), _block(fused))
     return {kind: float(size) for kind, size in stored.items()}
+
+
+def _score_bytes(software: str, **changes: Any) -> float:
+    """Return what the scores of unfused attention add to a block, per head and pair of tokens."""
+    settings = [*LLAMA, f"training.software={software}"]
+    settings += [f"model.{key}={value}" for key, value in changes.items()]
+    kept = []
+    for kernel in ("unfused", "fa2"):
+        problem = load_problem([*settings, f"training.attention_kernel={kernel}"])
+        tokens = torch.full((1, 1), float(problem.training.seq_len), dtype=torch.float64)
+        one = torch.ones(1, dtype=torch.float64)
+        stage = _stage(tokens, one, one)
+        stage.training.seq_len = problem.training.seq_len
+        stage.software = problem.software
+        kept.append(float(activation_bytes(stage, problem.model.layers[1])["none"]))
+    pairs = problem.training.seq_len**2
+    return (kept[0] - kept[1]) / (problem.config.model.num_heads * pairs)
+
+
+def test_scores_are_kept_once_without_dropout_and_in_float32_too_where_blocks_are_eager() -> None:
+    # PyTorch returns the tensor that a dropout of 0 reads; with dropout: softmax, mask and output
+    assert _score_bytes("megatron_core", dropout="false") == pytest.approx(2.0)
+    assert _score_bytes("megatron_core", dropout="true") == pytest.approx(5.0)
+    # transformers' eager Llama: a softmax in float32, and its copy in 16 bits
+    assert _score_bytes("hf", dropout="false") == pytest.approx(6.0)
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
