@@ -28,7 +28,7 @@ from darts_parallel.design import (
 )
 from darts_parallel.errors import Amounts, Entries
 from darts_parallel.planner import plan
-from darts_parallel.plans import read_plan, required_config, write_json, write_text
+from darts_parallel.plans import read_own_problem, read_plan, write_json, write_text
 from darts_parallel.problem import Problem
 from darts_parallel.report import (
     Outcome,
@@ -251,7 +251,7 @@ def report_lines(answer: Answer, found: Entries) -> list[str]:
 
 def upgrade_lines(path: str, out: Path) -> list[str]:
     """Write what upgrades of a plan's own cluster are worth, and return the lines of the report."""
-    problem = Problem.from_config(required_config(path))
+    problem = read_own_problem(path)
     given = read_plan(path, problem.model)
     seconds = evaluate(given, problem).iteration_time_s
     found = upgrades(given, problem)

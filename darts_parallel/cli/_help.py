@@ -1,7 +1,6 @@
 """The help of the command: commands, groups, keys."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from textwrap import wrap
 
 from darts_parallel.config import (
@@ -11,7 +10,7 @@ from darts_parallel.config import (
     KeyDoc,
     group_names,
     key_docs,
-    read_yaml,
+    module_data,
 )
 from darts_parallel.errors import ConfigError, Entries, closest
 
@@ -19,7 +18,7 @@ FLAGS = ("--help", "-h")
 WIDTH = 100
 MOST_KEYS = 8
 """Keys of one last name that are explained at once."""
-HELP: Entries = read_yaml(Path(__file__).with_suffix(".yaml"))
+HELP: Entries = module_data(__file__)
 COMMANDS: dict[str, dict[str, str]] = HELP["commands"]
 """Summary and usage of each command; a command without a usage prints its own help."""
 GROUPS: dict[str, str] = HELP["groups"]

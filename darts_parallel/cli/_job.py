@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby, pairwise
 from math import inf
 from pathlib import Path
@@ -172,7 +173,7 @@ class Job(Watcher):
             self._write(findings, best)
         except DartsParallelError:
             # the search took its time: what it found is shown at least
-            render(outcome, self.console, lambda plan: taken_by(problem, plan))
+            render(outcome, self.console, partial(taken_by, problem))
             raise
         # written before the report: the reader of a pipe may leave in the middle of it
         exported, refusal = self._export(plan, problem.config.export)
@@ -249,7 +250,7 @@ class Job(Watcher):
         """Print the report, and write it as a page."""
         outcome = findings.outcome
         problem = outcome.problem
-        tables = render(outcome, self.console, lambda plan: taken_by(problem, plan))
+        tables = render(outcome, self.console, partial(taken_by, problem))
         if problem.config.price:
             self.console.print(memory_table(outcome))
         for line in distance:

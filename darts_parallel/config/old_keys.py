@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from darts_parallel.config.checks import as_yaml
-from darts_parallel.config.trainer import read_yaml
+from darts_parallel.config.trainer import module_data
 from darts_parallel.errors import read_text
 
 NEWER = dict.fromkeys(("kernel_gap_us", "collective_start_us", "divided_half_size"), 0.0)
@@ -46,10 +46,7 @@ class OldKey:
     """New spelling of each value that changed; other values stay."""
 
 
-OLD_KEYS = tuple(
-    OldKey(key, **(change or {}))
-    for key, change in read_yaml(Path(__file__).with_suffix(".yaml")).items()
-)
+OLD_KEYS = tuple(OldKey(key, **(change or {})) for key, change in module_data(__file__).items())
 """Every key that a version removed or renamed, from `old_keys.yaml` next to this file."""
 
 

@@ -183,5 +183,14 @@ def read_yaml(path: Path) -> Any:
     return yaml.load(path.read_text(encoding="utf-8"), loader)  # type: ignore[no-untyped-call]
 
 
-FACT_WORDS = read_yaml(Path(__file__).with_suffix(".yaml"))
+def module_data(module: str) -> Any:
+    """Return the content of the YAML file that lies next to a module under its name.
+
+    Args:
+        module: `__file__` of the module.
+    """
+    return read_yaml(Path(module).with_suffix(".yaml"))
+
+
+FACT_WORDS = module_data(__file__)
 """Words for facts of a job that are no keys of the configuration."""

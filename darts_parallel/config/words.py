@@ -2,13 +2,12 @@
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from darts_parallel.config.trainer import read_yaml
+from darts_parallel.config.trainer import module_data
 from darts_parallel.errors import ConfigError
 
-NAMES: dict[str, dict[str, str]] = read_yaml(Path(__file__).with_suffix(".yaml"))
+NAMES: dict[str, dict[str, str]] = module_data(__file__)
 """Parts of `words.yaml` next to this file, which explains them."""
 WORDS = NAMES["words"]
 """Key that each word stands for."""

@@ -25,7 +25,11 @@ from darts_parallel.export.megatron_layers import (
     window_flags,
     with_halves,
 )
-from darts_parallel.export.mixtures import megatron_model_flags, megatron_recompute_modules
+from darts_parallel.export.mixtures import (
+    expert_flags,
+    latent_flags,
+    megatron_recompute_modules,
+)
 from darts_parallel.plans import LayerStrategy, megatron_schedule
 from darts_parallel.problem import VOCABULARY_MULTIPLE
 
@@ -347,7 +351,7 @@ def _model_flags(job: Request) -> Flags:
     flags += switches(wanted)
     if config.attention_sinks:
         flags.append(("softmax-type", "learnable"))
-    flags += megatron_model_flags(job)
+    flags += latent_flags(config) + expert_flags(job)
     flags += window_flags(job) + prediction_flags(job)
     if not config.dropout:
         flags += [("hidden-dropout", 0.0), ("attention-dropout", 0.0)]

@@ -10,16 +10,8 @@ MOST_RUNS = 4
 """Runs of equal layers up to which a pattern is written run by run."""
 
 
-def megatron_model_flags(job: Request) -> Flags:
-    """Return sizes of experts and of multi-head latent attention, and how tokens reach the experts.
-
-    Errors:
-        UnsupportedError: a router's bias apart from those of the products.
-    """
-    return _latent_flags(job.model) + _expert_flags(job)
-
-
-def _latent_flags(config: ModelConfig) -> Flags:
+def latent_flags(config: ModelConfig) -> Flags:
+    """Return the sizes of multi-head latent attention."""
     if not config.multi_latent_attention:
         return []
     heads: Flags = [
@@ -32,7 +24,12 @@ def _latent_flags(config: ModelConfig) -> Flags:
     return ranks + heads + flags_of(config, "v_head_dim")
 
 
-def _expert_flags(job: Request) -> Flags:
+def expert_flags(job: Request) -> Flags:
+    """Return the sizes of experts, and how tokens reach them.
+
+    Errors:
+        UnsupportedError: a router's bias apart from those of the products.
+    """
     config = job.model
     training = job.training
     if config.num_experts is None:

@@ -33,6 +33,7 @@ from darts_parallel.planner.node_choice import Rental as Rental
 from darts_parallel.planner.planning import choose_nodes as choose_nodes
 from darts_parallel.planner.planning import plan as plan
 from darts_parallel.planner.planning import plan_at_limits as plan_at_limits
+from darts_parallel.planner.prediction_intervals import NARROW_SHARES as NARROW_SHARES
 from darts_parallel.planner.prediction_intervals import Intervals as Intervals
 from darts_parallel.planner.prediction_intervals import intervals as intervals
 from darts_parallel.planner.prediction_intervals import out_of_memory as out_of_memory

@@ -54,7 +54,7 @@ TINY = 1e-30
 """Keeps shares of a product of 1 finite."""
 
 
-def product_session(problem: Problem, reported: Reported | None = None) -> Session:
+def product_session(problem: Problem, reported: Reported) -> Session:
     """Begin with a problem that is priced by `cost=searcher`.
 
     Errors:
@@ -84,7 +84,7 @@ def product_session(problem: Problem, reported: Reported | None = None) -> Sessi
     budgets = {**asked.budgets, CHECK_SECONDS: inf}
     asked = replace(asked, space_kind=SPACE, budgets=budgets)
     by_name = {method.name: method for method in methods}
-    return Session(asked, by_name, reported=reported or Reported())
+    return Session(asked, by_name, reported=reported)
 
 
 class Runnable(NamedTuple):

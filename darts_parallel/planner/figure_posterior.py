@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from darts_parallel.config import RunConfig, config_dir, read_yaml
+from darts_parallel.config import RunConfig, config_dir, module_data, read_yaml
 from darts_parallel.cost import float_tensor
 from darts_parallel.errors import ConfigError
 from darts_parallel.problem import CONTEXT_GIB, GIB, Cluster, Problem
@@ -43,7 +43,7 @@ FACTORS = (STATE, "activation_factor")
 """Figures of a device that multiply its bytes."""
 RESERVED = "reserved_GiB"
 """Quantity of the bytes outside of the allocator."""
-NAMES = read_yaml(Path(__file__).with_suffix(".yaml"))
+NAMES = module_data(__file__)
 FAMILIES: dict[str, str] = NAMES["families"]
 """Devices whose calibrated figures are one."""
 KINDS: dict[str, dict[float, str]] = NAMES["links"]

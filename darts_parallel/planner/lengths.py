@@ -27,7 +27,7 @@ import numpy as np
 from darts_parallel.config import DYNAMIC, PACKED, PADDED, PIPELINES_INSIDE
 from darts_parallel.cost import Array, PipelineModel
 from darts_parallel.errors import ConfigError, InfeasibleError
-from darts_parallel.planner._length_draws import DRAWS, Draws, read_lengths
+from darts_parallel.planner._length_draws import DRAWS, Draws
 from darts_parallel.planner._pass_prices import (
     PlanAtLengths,
     PlanPrices,
@@ -155,7 +155,7 @@ def plan_lengths(problem: Problem) -> LengthPlans:
         if plans:
             break
     else:
-        longest = int(draws.grid[-1])
+        longest = draws.longest_length
         rule = f"no even uniform plan holds its longest sequence, {longest:,} tokens"
         raise InfeasibleError(
             f"training.lengths={problem.training.lengths}: {rule}; try {longest // 2:,}."
@@ -164,7 +164,9 @@ def plan_lengths(problem: Problem) -> LengthPlans:
     # the main search may have met an even uniform plan, too: its fastest price counts
     plans.sort(key=lambda own: own.seconds, reverse=True)
     met = {(own.plan, own.packing): own for own in plans}
-    plans = [own._replace(chance=_chance(problem, own)) for own in met.values()]
+    plans = [
+        own._replace(chance=_chance(problem, own, draws.longest_length)) for own in met.values()
+    ]
 
     def order(own: LengthPlan) -> tuple[bool, float]:
         return (own.chance or 0.0) > allowed, own.seconds[0]
@@ -488,12 +490,11 @@ def _bounds(plans: PlansAtLengths, tokens: float) -> Array:
     return least[:, :FEW].mean(1)
 
 
-def _chance(problem: Problem, own: LengthPlan) -> float | None:
+def _chance(problem: Problem, own: LengthPlan, longest: int) -> float | None:
     """Return the probability that the fullest micro-batch runs out of memory."""
     plan = own.plan
     training = problem.training
     dp = plan.layers[0].dp
-    longest = int(read_lengths(str(training.lengths), training.seq_len)[0][-1])
     tokens = own.packing.tokens(longest) * plan.cp
     sequences = max(own.packing.micro_batch_size, ceil(tokens / training.seq_len))
     unit = 2 * plan.cp * plan.layers[0].tp  # tokens that are divided among ranks

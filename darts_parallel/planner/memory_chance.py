@@ -99,11 +99,6 @@ def _quantile(chance: float) -> float:
     return -NormalDist().inv_cdf(min(max(chance, 1e-9), 1.0 - 1e-9))
 
 
-def _distance(headroom: float) -> float:
-    """Return the bytes that a headroom leaves free, per byte that it does not."""
-    return headroom / (1.0 - headroom)
-
-
 def _headroom(distance: float) -> float:
     """Return the share of all memory that leaves `distance` bytes free for every other byte."""
     return distance / (1.0 + distance)
@@ -392,9 +387,12 @@ def _seconds(planned: Planned) -> float:
 
 
 def _distance_that_fits(asked: Asked, headroom: float) -> float:
-    """Return the largest distance below a headroom's at which some plan may fit."""
+    """Return the largest distance below that of a headroom at which some plan may fit.
+
+    A distance is the bytes that are left free, per byte that is not (`_headroom`).
+    """
     low = 0.0
-    high = _distance(headroom)
+    high = headroom / (1.0 - headroom)
     for _ in range(HALVINGS):
         middle = (low + high) / 2.0
         if any_fits(asked.at(_headroom(middle)).tables, asked.space_kind):

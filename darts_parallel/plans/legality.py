@@ -1,7 +1,6 @@
 """Whether a plan belongs to a problem: layers, devices, heads, batch, rare parts of models."""
 
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 
 from darts_parallel.config import (
     LOSSLESS,
@@ -10,8 +9,8 @@ from darts_parallel.config import (
     ModelConfig,
     TrainingConfig,
     as_yaml,
+    module_data,
     read_trainer,
-    read_yaml,
 )
 from darts_parallel.errors import PlanError, UnsupportedError, closest, require_listed
 from darts_parallel.plans._expert_degrees import check_experts
@@ -25,7 +24,7 @@ from darts_parallel.plans.degrees import (
 from darts_parallel.plans.strategy import LayerStrategy, Plan, degrees, read_strategy
 from darts_parallel.problem import Cluster, MeasuredTimes, Model, Problem, order_inside_nodes
 
-PARTS: dict[str, str] = read_yaml(Path(__file__).with_suffix(".yaml"))
+PARTS: dict[str, str] = module_data(__file__)
 """Parts of models in words, by key of the model."""
 
 

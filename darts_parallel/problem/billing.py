@@ -82,7 +82,7 @@ def _figures(objective: ObjectiveConfig, amount: Bill) -> tuple[tuple[float, flo
     return decides, 0.0, 0.0
 
 
-def choose(objective: ObjectiveConfig, bills: Sequence[Bill], names: Sequence[str] = ()) -> int:
+def choose(objective: ObjectiveConfig, bills: Sequence[Bill], names: Sequence[str]) -> int:
     """Return the index of the bill that the objective wants; its other figure breaks ties.
 
     Args:
@@ -100,9 +100,8 @@ def choose(objective: ObjectiveConfig, bills: Sequence[Bill], names: Sequence[st
     key, rule, word, verb = LIMITS[objective.name]
     best = min(order, key=lambda i: figures[i][1])
     _, closest, limit = figures[best]
-    named = f" ({names[best]})" if names else ""
     raise InfeasibleError(
-        f"objective.{key}={limit:g} {rule}, and the {word}{named} {verb} {bills[best].label()}; "
+        f"objective.{key}={limit:g} {rule}, and the {word} ({names[best]}) {verb} {bills[best].label()}; "
         f"try objective.{key}={_above(closest)}."
     )
 

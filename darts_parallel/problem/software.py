@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import exp, log
-from pathlib import Path
 from typing import Any
 
 from darts_parallel.config import (
@@ -18,6 +17,7 @@ from darts_parallel.config import (
     TrainingConfig,
     group_file,
     group_names,
+    module_data,
     read_yaml,
     require,
 )
@@ -34,9 +34,7 @@ USUAL_KERNEL = "fa2"
 """Attention kernel of `attention_efficiency` on a device with several."""
 OLD_KERNEL = "fa1"
 """Attention kernel of measured runs that no job can ask for."""
-SWITCHED: Mapping[str, Mapping[Any, Mapping[str, float]]] = read_yaml(
-    Path(__file__).with_suffix(".yaml")
-)
+SWITCHED: Mapping[str, Mapping[Any, Mapping[str, float]]] = module_data(__file__)
 """Factors of a device's figures by switch and value, from `software.yaml` next to this file."""
 FULL = {"attention_efficiency": 1.0, "tp_hidden_share": 1.0}
 """Largest values of shares."""

@@ -5,14 +5,13 @@ The lines read the same table and formulas as `evaluate`; their sums are its tot
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from darts_parallel.config import read_yaml
+from darts_parallel.config import module_data
 from darts_parallel.cost import (
     BACKWARD_FACTOR,
     FUSED_BACKWARD_FACTOR,
@@ -41,7 +40,7 @@ from darts_parallel.report.format import table_of
 from darts_parallel.report.outcome import Outcome
 from darts_parallel.report.stages import MORE, MOST_PRICED, notable_stages
 
-FORMULAS: dict[str, Sequence[str]] = TERM_FORMULAS | read_yaml(Path(__file__).with_suffix(".yaml"))
+FORMULAS: dict[str, Sequence[str]] = TERM_FORMULAS | module_data(__file__)
 """Formula in words and its source, by term."""
 PARTS = {
     "parameters": "state",

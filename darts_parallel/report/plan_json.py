@@ -8,7 +8,7 @@ from darts_parallel.cost import PipelineModel
 from darts_parallel.errors import Entries, package_version
 from darts_parallel.exact import Verification
 from darts_parallel.gradient import SearchResult
-from darts_parallel.planner import Intervals, offload_slopes, time_elasticities
+from darts_parallel.planner import offload_slopes, time_elasticities
 from darts_parallel.plans import SCHEMA, Plan
 from darts_parallel.problem import Problem, bill
 from darts_parallel.report.outcome import Outcome
@@ -73,25 +73,21 @@ def _predicted(outcome: Outcome) -> Entries:
     predicted = asdict(cost)
     if plan.offload:
         predicted["offload_slopes"] = offload_slopes(plan, problem)
-    if outcome.sure is not None:
-        predicted |= _uncertainty(outcome.sure)
+    sure = outcome.sure
+    if sure is not None:
+        predicted |= {
+            "iteration_time_interval_s": sure.iteration_time_s,
+            "memory_interval_bytes": sure.memory_bytes,
+            "out_of_memory_probability": sure.any_out_of_memory,
+            "stage_out_of_memory_probability": sure.out_of_memory,
+            "indistinguishable_below": exp(sure.difference) - 1.0,
+        }
     amount = bill(problem.config.objective, problem.cluster, cost.iteration_time_s)
     if amount is not None:
         predicted["job"] = asdict(amount)
     if outcome.failures is not None:
         predicted["failures"] = asdict(outcome.failures)
     return predicted
-
-
-def _uncertainty(known: Intervals) -> Entries:
-    """Return 80 % intervals and chances of running out of memory."""
-    return {
-        "iteration_time_interval_s": known.iteration_time_s,
-        "memory_interval_bytes": known.memory_bytes,
-        "out_of_memory_probability": known.any_out_of_memory,
-        "stage_out_of_memory_probability": known.out_of_memory,
-        "indistinguishable_below": exp(known.difference) - 1.0,
-    }
 
 
 def _parallelism(plan: Plan, problem: Problem) -> dict[str, int | None]:

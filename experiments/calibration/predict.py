@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from darts_parallel.config import NARROW
 from darts_parallel.cost import CostTable, HardPlans, OffloadedPlans, hard_plan
 from darts_parallel.errors import Entries
+from darts_parallel.planner import NARROW_SHARES
 from darts_parallel.problem import CONTEXT_GIB, FULL, GIB, Cluster, Link, NodeGroup
 from experiments.calibration.problems import MeasuredCase
 from experiments.data.runs import DEVICE
@@ -20,7 +20,6 @@ RESERVED = "reserved_GiB"
 """Adds to the memory of the plan; no cost depends on it."""
 CARD_GIB = 80.0
 """Memory of the GPU for which it is fitted."""
-NARROW_SHARES = {f"{name}_efficiency" for name in NARROW}
 NARROW_FIELD = "fp8_efficiency"
 """Field of a `Device` that holds the share of its job's precision below 16 bits."""
 OF_DEVICE = ("gemm_efficiency", "attention_efficiency", *NARROW_SHARES)

@@ -225,7 +225,7 @@ def test_no_packing_beats_the_bound_and_packed_memory_knows_no_lengths(
     (tmp_path / "lengths.csv").write_text("length,count\n16,1\n")
     for own in found.plans:
         if own.packing.scheduler != "padded":
-            assert lengths._chance(problem, own) == own.chance
+            assert lengths._chance(problem, own, 16) == own.chance
 
 
 @pytest.mark.usefixtures("no_main_search")
@@ -394,11 +394,11 @@ def test_the_chance_to_fit_is_that_of_the_fullest_micro_batch(tmp_path: Path) ->
         own = lengths.LengthPlan(
             plan, Packing("padded", cp, sequences), (1.0, 1.0), tokens_per_s=1.0, bound=1.0
         )
-        chance = lengths._chance(problem, own)
+        chance = lengths._chance(problem, own, longest)
         assert chance == pytest.approx(out_of_memory(plan, plain))
         if longest == 512:
             packed = own._replace(packing=Packing("dp_balanced", cp, budget=512 * sequences // cp))
-            assert lengths._chance(problem, packed) == pytest.approx(chance)
+            assert lengths._chance(problem, packed, longest) == pytest.approx(chance)
 
 
 def test_a_packing_fits_where_it_keeps_the_chance_of_running_out(tmp_path: Path) -> None:

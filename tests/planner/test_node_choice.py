@@ -65,7 +65,10 @@ def test_the_choice_is_that_of_all_bills(overrides: list[str]) -> None:
         bills = [
             bill(objective, own, seconds) for own, seconds in optima(*extra) if seconds < np.inf
         ]
-        found, wanted = rent(problem).bill, choose(objective, [b for b in bills if b])
+        found, wanted = (
+            rent(problem).bill,
+            choose(objective, [b for b in bills if b], [""] * len(bills)),
+        )
         assert found.dollars == pytest.approx(bills[wanted].dollars, rel=1e-9)
         assert found.hours == pytest.approx(bills[wanted].hours, rel=1e-9)
 
@@ -111,7 +114,7 @@ BILLS = [Bill(10.0, 1.0, 10.0), Bill(2.0, 4.0, 8.0), Bill(6.0, 2.0, 12.0), Bill(
     ],
 )
 def test_every_objective_chooses_its_bill(overrides: list[str], index: int) -> None:
-    assert choose(toy(*overrides).config.objective, BILLS) == index
+    assert choose(toy(*overrides).config.objective, BILLS, "abcd") == index
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from darts_parallel.planner._searcher import (
     product_session,
     relaxed_degrees,
 )
+from darts_parallel.planner._session import Reported
 from darts_parallel.planner.planning import plan
 from darts_parallel.problem.problem import load_problem
 
@@ -155,4 +156,4 @@ def test_where_no_product_runs_one_sentence_says_so(method: str) -> None:
 
 def test_pins_that_the_closed_form_cannot_price_are_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"try space\.cp=1"):
-        product_session(load_problem([*TOY, "space.cp=2"]))
+        product_session(load_problem([*TOY, "space.cp=2"]), Reported())
