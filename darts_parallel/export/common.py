@@ -271,10 +271,10 @@ class Request:
     @property
     def nodes(self) -> tuple[int, int | None]:
         """Number of nodes, and GPUs of a node; None where nodes differ."""
-        groups = self.problem.cluster.groups
-        sizes = {group.gpus for group in groups}
+        cluster = self.problem.cluster
+        sizes = {group.gpus for group in cluster.groups}
         gpus = sizes.pop() if len(sizes) == 1 else None
-        return sum(group.count for group in groups), gpus
+        return len(cluster.node_types), gpus
 
     def sharded_over(self, strategy: LayerStrategy) -> int:
         """Return the ranks that share the state of a replica; 1 without ZeRO."""

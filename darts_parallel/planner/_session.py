@@ -139,11 +139,6 @@ class Reported:
     interrupted: bool = False
     began: float = field(default_factory=time.monotonic)
 
-    @property
-    def elapsed(self) -> float:
-        """Seconds of wall-clock since the session began."""
-        return time.monotonic() - self.began
-
 
 @dataclass(frozen=True)
 class Method:
@@ -208,13 +203,14 @@ class Session:
 
     def result(self, plan: Plan, seconds: float, others: Iterable[NamedPlan]) -> SearchResult:
         """Return a plan as the result of a search that took no steps."""
+        took = time.monotonic() - self.reported.began
         seed = self.asked.settings.seed
         return SearchResult(
             plan,
             seconds,
             seconds,
             alternatives=tuple(others),
-            seconds=self.reported.elapsed,
+            seconds=took,
             seed=seed,
             plans_evaluated=self.found.plans_evaluated,
         )

@@ -14,7 +14,7 @@ def failing_job(problem: Problem, cluster: Cluster) -> FailingJob | None:
     size = known.checkpoint
     if size is None:
         size = problem.model.num_trained_parameters * (state.parameter + state.optimizer)
-    nodes = sum(group.count for group in cluster.groups)
+    nodes = len(cluster.node_types)
     node_rate = cluster.num_devices / nodes / known.gpu_mtbf
     write = size / known.write_bandwidth
     return FailingJob(nodes, node_rate, write, known.restart, known.repair, known.spare_nodes)

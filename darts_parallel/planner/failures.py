@@ -32,8 +32,7 @@ def failure_costs(problem: Problem, seconds: float) -> FailureCosts | None:
     job = failing_job(problem, problem.cluster)
     if job is None:
         return None
-    nodes = sum(group.count for group in problem.cluster.groups)
-    job = replace(job, smaller=smaller_plans(tightened(problem), nodes, seconds))
+    job = replace(job, smaller=smaller_plans(tightened(problem), job.nodes, seconds))
     shares = goodput(job)
     tokens_per_s = problem.tokens_per_iteration / seconds * shares.useful
     iterations = problem.config.objective.num_iterations

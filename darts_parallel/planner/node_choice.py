@@ -234,8 +234,7 @@ def _useful(
     job = failing_job(problem, cluster)
     if problem.config.objective.name != "goodput" or job is None:
         return 1.0
-    offered = sum(group.count for group in problem.cluster.groups)
-    spares = job.spares + offered - job.nodes
+    spares = job.spares + len(problem.cluster.node_types) - job.nodes
     return goodput(replace(job, spares=spares, smaller=smaller)).useful
 
 

@@ -20,6 +20,7 @@ from experiments.comparison.runs import (
     SPACE,
     UNIFORM,
     MethodRun,
+    gap,
     grouped,
     median_of,
 )
@@ -126,7 +127,7 @@ def run_case(case: SuiteCase, options: CompareOptions) -> list[MethodRun]:
         for seed in seeds:
             contest.plan(method, rival, budget, seed=seed)
     reference = oracle.cost if oracle.proven else oracle.lower_bound
-    return [run.against(reference) for run in contest.runs]
+    return [replace(run, gap=gap(run.iteration_time_s, reference)) for run in contest.runs]
 
 
 def _auto(contest: Contest, search: SearchConfig) -> MethodRun:

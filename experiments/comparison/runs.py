@@ -1,7 +1,7 @@
 """Rows of a comparison: what one method found on one problem with one seed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from darts_parallel.errors import Amounts
@@ -33,10 +33,6 @@ class MethodRun:
     """Seconds per iteration before polishing; None where a method does not polish."""
     gap: float = inf
     """Relative distance from the proven optimum, or from a lower bound where the proof stopped."""
-
-    def against(self, reference: float) -> "MethodRun":
-        """Return the row with its distance from `reference`, seconds per iteration."""
-        return replace(self, gap=gap(self.iteration_time_s, reference))
 
 
 def gap(seconds: float, reference: float) -> float:
