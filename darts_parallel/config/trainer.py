@@ -70,15 +70,19 @@ class Lack:
             )
             require(valid, f"trainer.lacks.when.{key}={wanted}", rule, f"[{wanted}]")
 
+    def require_settings(self, facts: Mapping[str, Any]) -> None:
+        """Refuse a name in `when` that is no setting of `plans.trainers.facts`."""
+        for key in self.when.keys() - facts.keys():
+            rule = "name a key of the model, the training or a strategy"
+            require(False, f"trainer.lacks.when.{key}", rule, closest(key, facts))
+
     def holds(self, facts: Mapping[str, Any]) -> bool:
         """Return whether every setting of `plans.trainers.facts` has one of the values.
 
         Errors:
             ConfigError: `when` names no setting.
         """
-        for key in self.when.keys() - facts.keys():
-            rule = "name a key of the model, the training or a strategy"
-            require(False, f"trainer.lacks.when.{key}", rule, closest(key, facts))
+        self.require_settings(facts)
         return self.may_hold(facts)
 
     def may_hold(self, facts: Mapping[str, Any]) -> bool:

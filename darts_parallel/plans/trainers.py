@@ -69,8 +69,12 @@ def rules_of_job(rules: Trainer, job: Entries) -> Trainer:
     Errors:
         ConfigError: a combination that it lacks names no setting.
     """
-    plain = facts(job, 1, 1, "", LayerStrategy(1, 1))
-    lacks = [lack for lack in rules.lacks if lack.holds(plain) or lack.may_hold(job)]
+    settings = facts(job, 1, 1, "", LayerStrategy(1, 1))
+    lacks = []
+    for lack in rules.lacks:
+        lack.require_settings(settings)
+        if lack.may_hold(job):
+            lacks.append(lack)
     return replace(rules, lacks=lacks)
 
 

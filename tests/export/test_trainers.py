@@ -166,6 +166,7 @@ def test_a_trainer_is_a_file_of_data_whose_rules_name_settings_and_an_exporter()
             "tpp: many",
             r"when\.tpp must name a key of the model, the training or a strategy; try tp\.",
         ),
+        ("num_experts: some, tpp: many", r"when\.tpp must name"),
     ],
 )
 def test_a_rule_of_an_own_trainer_that_names_no_setting_is_refused(
