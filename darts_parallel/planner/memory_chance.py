@@ -199,7 +199,8 @@ class _ChanceSearch:
         known = self._optimum(usual, None) if _checks(self.config) else None
         if known is None:
             return None
-        if all(map(always_fits, self.asked.tables)):
+        tight = self.asked.at(self.headrooms[usual])
+        if all(map(always_fits, tight.tables)):
             return usual
         most = known.seconds * (1.0 - GAIN - self.config.search.tie)
         faster = SearchResult(known.plan, most, most)
