@@ -60,7 +60,9 @@ def help_lines(arguments: Sequence[str]) -> list[str]:
         *(doc.key for doc in key_docs()),
     ]
     rule = "is no command, group or key"
-    raise ConfigError(f"--help {topic} {rule}; try darts-parallel --help {closest(topic, known)}.")
+    groups = [name for name in GROUPS if topic in group_names(name)]
+    near = groups[0] if groups else closest(topic, known)
+    raise ConfigError(f"--help {topic} {rule}; try darts-parallel --help {near}.")
 
 
 def keys_about(topic: str) -> list[KeyDoc]:

@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import Field, fields, is_dataclass
+from difflib import get_close_matches
 from typing import Any, get_args, get_origin
 
 from darts_parallel.errors import closest
 
+HELP = "--help, which lists the words and groups"
+"""Proposal where no key is spelled alike."""
 ENTRIES: dict[Any, str] = {list: "[]", dict: ".*"}
 """How a key names an entry of a list and of a mapping."""
 TYPE_WORDS: dict[Any, str] = {
@@ -76,7 +79,7 @@ def closest_key(key: str, schema: Any) -> str:
     """Return the existing key that an unknown one most likely means.
 
     A key of the same last name elsewhere (`pp`), perhaps after `num_`, or with these initials
-    (`search.lr`), comes before one of similar spelling at the same place.
+    (`search.lr`), comes before one of similar spelling at the same place. Without any it is `HELP`.
     """
     parts = key.split(".")
     known = list(walk(key, schema))[: len(parts) - 1]
@@ -94,6 +97,8 @@ def closest_key(key: str, schema: Any) -> str:
             return place
         candidates = [f"{place}.{entry.name}" for entry in fields(kind)]
     names = [_name(candidate) for candidate in candidates]
+    if not known and not get_close_matches(parts[0], names):
+        return HELP
     return candidates[names.index(closest(parts[len(known)], names))]
 
 

@@ -137,6 +137,8 @@ def _notes(job: Request) -> list[str]:
     hybrid = config.hybrid_override_pattern is not None and not job.half_blocks
     if not config.gated_mlp:
         notes.append("the activation of the MLP is written as GELU: --squared-relu for Nemotron")
+    elif config.num_encoder_layers:
+        notes.append("the gate of the MLP is written as SiLU; T5 v1.1 has GELU, which has no flag")
     tables = config.learned_positions or config.relative_position_buckets
     if not tables and not hybrid:
         notes.append(

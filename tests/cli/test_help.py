@@ -119,10 +119,15 @@ def test_a_topic_is_explained(topic: str, words: str) -> None:
     assert words in " ".join(help_lines([topic, "--help"]))
 
 
-def test_an_unknown_topic_is_refused_with_the_closest_one(command: Command) -> None:
-    done = command("--help", "tpp")
+@pytest.mark.parametrize(
+    ("topic", "near"), [("tpp", "tp"), ("h100_8x8", "cluster"), ("rtx4090", "device")]
+)
+def test_an_unknown_topic_is_refused_with_the_closest_one(
+    command: Command, topic: str, near: str
+) -> None:
+    done = command("--help", topic)
     assert (done.status, done.out) == (2, "")
-    assert "try darts-parallel --help tp." in done.err
+    assert f"try darts-parallel --help {near}." in done.err
 
 
 @pytest.mark.parametrize(

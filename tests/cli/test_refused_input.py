@@ -38,6 +38,7 @@ REFUSED = [
     ("search.num_step=3", "search.num_step=3", "try search.num_steps."),
     ("search.lr=0.1", "search.lr=0.1", "try search.learning_rate."),
     ("ppp=8", "ppp=8", "try space.pp."),
+    ("foo=bar", "foo=bar is not a key", "try --help, which lists the words and groups."),
     ("seq=-5", "training.seq_len=-5 must be at least 1", "try 64."),  # the toy takes no more
     ("seq=8k", "training.seq_len=8k must be a whole number", "try 8192."),
     ("space.out_of_memory=20%", "must be a number", "try 0.2."),

@@ -281,12 +281,21 @@ def test_a_table_of_relative_positions_is_written_for_megatrons_t5() -> None:
         "model.relative_position_buckets=32",
     ]
     t5 = load_problem([*TOY, *relative])
-    script = export_plan(t5, plan_of(t5, LayerStrategy(1, 8), 2), "megatron").files["megatron.sh"]
+    exported = export_plan(t5, plan_of(t5, LayerStrategy(1, 8), 2), "megatron")
+    script = exported.files["megatron.sh"]
     assert "--position-embedding-type relative" in script
     assert "--relative-attention-num-buckets 32" in script
     flash = load_problem([*TOY, *relative, "training.attention_kernel=fa2"])
     with pytest.raises(UnsupportedError, match="no table of relative positions"):
         export_plan(flash, plan_of(flash, LayerStrategy(1, 8), 2), "megatron")
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_megatrons_t5_says_which_activation_is_written(gated: bool) -> None:
+    t5 = load_problem([*TOY, "model.num_encoder_layers=2", f"model.gated_mlp={gated}"])
+    exported = export_plan(t5, plan_of(t5, LayerStrategy(1, 8), 2), "megatron")
+    assert ("--swiglu" in exported.files["megatron.sh"]) == gated
+    assert any("written as SiLU; T5 v1.1 has GELU" in note for note in exported.notes) == gated
 
 
 def test_the_refusals_of_the_torchtitan_pipeline() -> None:
