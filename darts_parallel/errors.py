@@ -13,12 +13,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import wraps
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from pkgutil import iter_modules
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 Entries = dict[str, Any]
 """Values of any kind by name: the content of a JSON or YAML file, or keyword arguments."""
@@ -32,6 +33,7 @@ MOST_SAID = 2000
 """Characters of a sentence that a terminal shows; of a longer one beginning and end."""
 MOST_READ = 2**26
 """Characters of a file that is read as text; no plan, model or table has as many."""
+Method = TypeVar("Method", bound=Callable[..., Any])
 STARTER = "DARTS_PARALLEL_STARTER"
 """Variable with the number of the process with which this one must end; set while it is started
 only."""
@@ -149,6 +151,19 @@ def registered(package: str, name: str) -> list[Any]:
     modules = sorted(own.name for own in iter_modules(sys.modules[package].__path__))
     public = [module for module in modules if not module.startswith("_")]
     return [getattr(import_module(f"{package}.{module}"), name) for module in public]
+
+
+def remembered(method: Method) -> Method:
+    """Keep the answers of a method in its object, by their arguments; a copy of the object has none."""
+
+    @wraps(method)
+    def answer(own: Any, *key: Any) -> Any:
+        known = vars(own).setdefault(f"answers of {method.__name__}", {})
+        if key not in known:
+            known[key] = method(own, *key)
+        return known[key]
+
+    return answer  # type: ignore[return-value]
 
 
 def begin_start() -> None:

@@ -5,7 +5,7 @@ bytes, working bytes)` that grow layer by layer. Segments that hold equal layers
 trie of layer classes, inside a run of equal blocks only the length of the segment matters.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from darts_parallel.cost import (
     equal_rows,
     kept_bytes,
 )
+from darts_parallel.errors import remembered
 from darts_parallel.exact._label_limits import LabelForms, LabelLimits
 from darts_parallel.exact._pareto import pareto
 from darts_parallel.exact.limits import Budgets, UsableSegments
@@ -117,8 +118,6 @@ class LayerStructure:
     trie: SegmentTrie
     groups: NodeGroups
     """Its segments by node."""
-    _entered: dict[int, NodePenalties] = field(default_factory=dict)
-    _forms: dict[int, LabelForms] = field(default_factory=dict)
 
     @staticmethod
     def build(costs: OuterCosts) -> "LayerStructure":
@@ -126,32 +125,29 @@ class LayerStructure:
         trie = SegmentTrie.build(costs)
         return LayerStructure(costs, trie, NodeGroups.of(trie.node))
 
+    @remembered
     def forms(self, signature: int) -> LabelForms:
         """Return what is limited on the stages of a signature."""
-        if signature not in self._forms:
-            stage = self.costs.stage_signatures[0][signature]
-            self._forms[signature] = LabelForms.build(self.costs, stage)
-        return self._forms[signature]
+        return LabelForms.build(self.costs, self.costs.stage_signatures[0][signature])
 
+    @remembered
     def entered(self, kind: int) -> NodePenalties:
         """Return layout penalties before and inside every node on a kind of stage."""
-        if kind not in self._entered:
-            costs = self.costs
-            before = no_penalties(costs)
-            inside = no_penalties(costs)
-            if costs.num_layers > 1:
-                # counted as what dominance compares: without a pipeline seconds per iteration
-                weight = costs.num_micro_batches if costs.pp == 1 else 1
-                reshard = costs.reshard[kind : kind + 1]
-                inside[1:-1] = penalties(reshard) * weight
-                if len(costs.p2p):
-                    entering = costs.p2p.swapaxes(-1, -2)
-                    before[1:-1] = penalties(entering)
-            groups = self.groups
-            self._entered[kind] = NodePenalties(
-                groups.largest(before[groups.begins]), groups.largest(inside[groups.stops])
-            )
-        return self._entered[kind]
+        costs = self.costs
+        before = no_penalties(costs)
+        inside = no_penalties(costs)
+        if costs.num_layers > 1:
+            # counted as what dominance compares: without a pipeline seconds per iteration
+            weight = costs.num_micro_batches if costs.pp == 1 else 1
+            reshard = costs.reshard[kind : kind + 1]
+            inside[1:-1] = penalties(reshard) * weight
+            if len(costs.p2p):
+                entering = costs.p2p.swapaxes(-1, -2)
+                before[1:-1] = penalties(entering)
+        groups = self.groups
+        return NodePenalties(
+            groups.largest(before[groups.begins]), groups.largest(inside[groups.stops])
+        )
 
     @cached_property
     def boundary(self) -> Array:
@@ -381,16 +377,12 @@ class StagewiseFronts:
         layouts = np.arange(costs.p2p.shape[-1])
         self._apart = np.where(layouts == layouts[:, None], 0.0, np.inf)
         self.labels_made = 0
-        self.of_stage = costs.stage_signatures[1]
-        self._known: dict[tuple[int, int, int], Front | None] = {}
 
     def front(self, stage: int, first: int, end: int) -> Front | None:
         """Return the front of layers [first, end) on `stage`; None where no strategy fits."""
-        key = (int(self.of_stage[stage]), first, end)
-        if key not in self._known:
-            self._check()
-            self._known[key] = self._build(stage, first, end)
-        return self._known[key]
+        signatures = self.costs.stage_signatures[1].tolist()
+        # stages of one signature have equal fronts
+        return self._build(signatures.index(signatures[stage]), first, end)
 
     def strategies(
         self,
@@ -402,7 +394,9 @@ class StagewiseFronts:
         """Return strategies, as numbers of the table, of the layers of one row of a front."""
         return [int(self.costs.choices[origin])] * (end - first)
 
+    @remembered
     def _build(self, stage: int, first: int, end: int) -> Front | None:
+        self._check()
         costs = self.costs
         sums = self._sums
         place = (stage, first, end)

@@ -11,7 +11,7 @@ Objective: minimise sum s(f) + (m - 1) S + Y
 Constraints: s[d](f) <= S, y[d](f) <= Y, bytes[d](f) <= capacity[d]
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from darts_parallel.cost import (
     evaluate_batch,
     float_tensor,
 )
-from darts_parallel.errors import Entries
+from darts_parallel.errors import Entries, remembered
 from darts_parallel.plans import Plan
 
 MAX_STEPS = 200
@@ -79,7 +79,6 @@ class _Programme:
     plan: HardPlans
     scale: float = 1.0
     """Seconds at the start, which make all values relative."""
-    _known: dict[bytes, tuple[Array, Array]] = field(default_factory=dict)
 
     def solve(self, shares: torch.Tensor) -> torch.Tensor:
         """Return the shares at which the solver ends."""
@@ -95,25 +94,23 @@ class _Programme:
         high = most * table.pp
         high += [np.inf, np.inf]
         at = self._known_at
-        limits: Entries = {"type": "ineq", "fun": lambda x: at(x)[0][1:]}
-        limits["jac"] = lambda x: at(x)[1][1:]
+        limits: Entries = {"type": "ineq", "fun": lambda x: at(*x)[0][1:]}
+        limits["jac"] = lambda x: at(*x)[1][1:]
         settings: Entries = {"constraints": [limits]}
-        settings["jac"] = lambda x: at(x)[1][0]
+        settings["jac"] = lambda x: at(*x)[1][0]
         settings["bounds"] = Bounds(0.0, np.array(high))
         settings["options"] = {"maxiter": MAX_STEPS, "ftol": PRECISION}
-        found = minimize(lambda x: at(x)[0][0], start, method="SLSQP", **settings)
+        found = minimize(lambda x: at(*x)[0][0], start, method="SLSQP", **settings)
         ended = found.x[:-2].reshape(-1, 2)
         ended = ended.clip(0.0, 1.0)
         return torch.from_numpy(ended)
 
-    def _known_at(self, x: Array) -> tuple[Array, Array]:
+    @remembered
+    def _known_at(self, *x: float) -> tuple[Array, Array]:
         """Return the values of `_outcome` and their slopes; the solver asks for both several times."""
-        key = x.tobytes()
-        if key not in self._known:
-            given = torch.from_numpy(x)
-            slopes = jacobian(self._outcome, given, vectorize=True)  # type: ignore[no-untyped-call]
-            self._known = {key: (self._outcome(given).numpy(), slopes.numpy())}
-        return self._known[key]
+        given = float_tensor(x)
+        slopes = jacobian(self._outcome, given, vectorize=True)  # type: ignore[no-untyped-call]
+        return self._outcome(given).numpy(), slopes.numpy()
 
     def _outcome(self, x: torch.Tensor) -> torch.Tensor:
         """Return seconds relative to those at the start, then what is left below all limits."""

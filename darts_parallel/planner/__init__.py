@@ -20,7 +20,6 @@ from darts_parallel.planner.figure_posterior import posterior as posterior
 from darts_parallel.planner.figure_posterior import uncalibrated as uncalibrated
 from darts_parallel.planner.lengths import LengthPlan as LengthPlan
 from darts_parallel.planner.lengths import LengthPlans as LengthPlans
-from darts_parallel.planner.lengths import Packing as Packing
 from darts_parallel.planner.lengths import plan_lengths as plan_lengths
 from darts_parallel.planner.memory_chance import MOST_EXTRA as MOST_EXTRA
 from darts_parallel.planner.memory_chance import SAFER as SAFER

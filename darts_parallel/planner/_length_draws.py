@@ -1,7 +1,6 @@
 """Sequences drawn from a histogram of lengths, and what a packing makes of them on every rank."""
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
@@ -10,7 +9,8 @@ import numpy as np
 
 from darts_parallel.config import require
 from darts_parallel.cost import Array, Index
-from darts_parallel.planner.sequence_packing import Wave
+from darts_parallel.errors import remembered
+from darts_parallel.planner.sequence_packing import Packing
 from darts_parallel.problem import Problem, read_rows
 
 DRAWS = 32
@@ -84,8 +84,6 @@ class Draws:
     """The priced lengths, `(G,)`."""
     hat: Array
     """Weights of the priced lengths in every length, `(lengths, G)`."""
-    known: dict[tuple[Hashable, int], Load] = field(default_factory=dict)
-    """Loads by the packing and the number of draws."""
 
     @staticmethod
     def of(problem: Problem) -> "Draws":
@@ -120,26 +118,14 @@ class Draws:
         """Number of the longest length of every step, `(DRAWS,)`."""
         return self.picks.max(1)
 
-    def load(
-        self,
-        key: Hashable,
-        pack: Callable[[list[int]], list[Wave]],
-        draws: int,
-    ) -> Load:
-        """Pack the first draws, or look up what the same packing made of them.
-
-        Args:
-            key: Name of the packing and its settings.
-        """
-        if (key, draws) not in self.known:
-            self.known[key, draws] = self._packed(pack, draws)
-        return self.known[key, draws]
-
-    def _packed(self, pack: Callable[[list[int]], list[Wave]], draws: int) -> Load:
+    @remembered
+    def load(self, packing: Packing, ranks: int, draws: int) -> Load:
+        """Pack the sequences of the first draws on some ranks."""
+        pack = packing.function(ranks)
         steps = [pack(self.lengths[own].tolist()) for own in self.picks[:draws]]
         waves = list(chain.from_iterable(steps))
         groups = list(chain.from_iterable(waves))
-        ranks = np.array([own.ranks for own in groups])
+        degrees = np.array([own.ranks for own in groups])
         sizes = np.array([len(own.sequences) for own in groups])
         widths = np.array([len(wave) for wave in waves])
         counts = np.array([len(step) for step in steps])
@@ -155,4 +141,4 @@ class Draws:
         weighted = self.hat[places] * lengths[:, None]
         mix = np.add.reduceat(weighted, starts) / tokens[:, None]
         first = np.cumsum(widths) - widths
-        return Load(ranks, tokens / ranks, mix, first, counts)
+        return Load(degrees, tokens / degrees, mix, first, counts)

@@ -11,7 +11,7 @@ as long as on the slowest rank of its micro-batch. Gradients and optimizer come 
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from typing import NamedTuple
@@ -33,6 +33,7 @@ from darts_parallel.cost import (
     pass_ends,
     pass_seconds,
 )
+from darts_parallel.errors import remembered
 from darts_parallel.planner._length_draws import Draws, Load, weights_between
 from darts_parallel.plans import LayerStrategy, OuterSpace, Plan, Strategies, divisors
 from darts_parallel.problem import Problem
@@ -119,10 +120,6 @@ class PlanPrices:
     given: Sequence[Plan]
     limit: Array
     """Bytes of a device, `(stages,)`."""
-    known: dict[tuple[int, int], _Costs] = field(default_factory=dict)
-    """Costs by context-parallel degree and length."""
-    stacked: dict[int, Array] = field(default_factory=dict)
-    """Seconds by context-parallel degree."""
 
     @staticmethod
     def of(strategies: SharedStrategies, given: Sequence[Plan]) -> "PlanPrices":
@@ -134,28 +131,22 @@ class PlanPrices:
         limit = capacity * (1.0 + PLAN_MEMORY_TOLERANCE)
         return PlanPrices(strategies, plans, given, limit)
 
+    @remembered
     def at(self, cp: int) -> Array:
         """Return the seconds at a context-parallel degree and G lengths, `(P, K * G, 2 * stages + 1)`.
 
         The columns are the forward and backward passes of every stage, then the seconds once an iteration.
         """
-        if cp not in self.stacked:
-            grid = self.strategies.draws.grid.tolist()
-            costs = [self.costs(cp, length) for length in grid]
-            by_length = torch.stack([own.seconds for own in costs], 1)
-            by_knot = by_length.reshape(KNOTS, -1, *by_length.shape[1:])
-            by_plan = by_knot.transpose(0, 1)
-            self.stacked[cp] = by_plan.flatten(1, 2).numpy()
-        return self.stacked[cp]
+        grid = self.strategies.draws.grid.tolist()
+        costs = [self.costs(cp, length) for length in grid]
+        by_length = torch.stack([own.seconds for own in costs], 1)
+        by_knot = by_length.reshape(KNOTS, -1, *by_length.shape[1:])
+        by_plan = by_knot.transpose(0, 1)
+        return by_plan.flatten(1, 2).numpy()
 
+    @remembered
     def costs(self, cp: int, length: int) -> _Costs:
         """Return the costs at a context-parallel degree and a length."""
-        key = cp, length
-        if key not in self.known:
-            self.known[key] = self._priced(cp, length)
-        return self.known[key]
-
-    def _priced(self, cp: int, length: int) -> _Costs:
         # every plan at every knot: the first outer choice has the most tokens
         count = len(self.plans)
         knots = torch.arange(KNOTS).flip(0)

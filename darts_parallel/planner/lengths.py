@@ -15,7 +15,7 @@ chance of running out, is therefore the same in every step.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import ceil, inf
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from darts_parallel.config import DYNAMIC, PACKED, PADDED, PIPELINES_INSIDE
+from darts_parallel.config import DYNAMIC, PADDED, PIPELINES_INSIDE
 from darts_parallel.cost import Array, PipelineModel
 from darts_parallel.errors import ConfigError, InfeasibleError
 from darts_parallel.planner._length_draws import DRAWS, Draws
@@ -38,7 +38,7 @@ from darts_parallel.planner._pass_prices import (
 from darts_parallel.planner.memory_chance import tightened
 from darts_parallel.planner.planning import plan as find_plan
 from darts_parallel.planner.prediction_intervals import out_of_memory
-from darts_parallel.planner.sequence_packing import Wave, default_dynamic_cp, dp_balanced, padded
+from darts_parallel.planner.sequence_packing import Packing
 from darts_parallel.plans import (
     LayerStrategy,
     OuterSpace,
@@ -70,47 +70,6 @@ FINALISTS = 3
 """Settings of a plan that are compared over all draws."""
 CLOSE = 1.03
 """How far above the best setting over few draws another is compared."""
-
-
-class Packing(NamedTuple):
-    """How sequences become micro-batches."""
-
-    scheduler: str
-    """A member of `PACKINGS`."""
-    cp: int
-    """Context-parallel degree; with dynamic context parallelism, of the launch alone."""
-    micro_batch_size: int = 1
-    """Sequences of a padded micro-batch."""
-    budget: int = 0
-    """Tokens of a rank in a packed micro-batch."""
-    min_cp: int = 1
-    """Smallest group of dynamic context parallelism."""
-    any_size: bool = False
-    """Whether its groups have any size, else powers of two."""
-
-    def tokens(self, longest: int) -> float:
-        """Return the tokens of a rank in its fullest micro-batch."""
-        return self.budget or longest * self.micro_batch_size / self.cp
-
-    def function(self, ranks: int) -> Callable[[list[int]], list[Wave]]:
-        """Return the function that packs the lengths of a step on some ranks."""
-        if self.scheduler == DYNAMIC:
-            return partial(
-                default_dynamic_cp,
-                ranks=ranks,
-                budget=self.budget,
-                min_cp=self.min_cp,
-                any_size=self.any_size,
-            )
-        dp = ranks // self.cp
-        if self.scheduler == PACKED:
-            return partial(dp_balanced, dp=dp, cp=self.cp, budget=self.budget)
-        return partial(padded, dp=dp, cp=self.cp, size=self.micro_batch_size)
-
-    def key(self, ranks: int) -> Hashable:
-        """Return the values that the packing depends on; the degree of a dynamic launch is not one."""
-        own = self._replace(cp=1) if self.scheduler == DYNAMIC else self
-        return ranks, own
 
 
 class LengthPlan(NamedTuple):
@@ -464,8 +423,7 @@ class _PackingSearch:
         limit: float = inf,
     ) -> Array:
         """Return the seconds of the first draws; a bound of them is enough from `limit` on."""
-        pack = packing.function(own.ranks)
-        load = self.draws.load(packing.key(own.ranks), pack, draws)
+        load = self.draws.load(packing.settings, own.ranks, draws)
         waits = own.waits or packing.scheduler == DYNAMIC
         return own.seconds(load, waits=waits, limit=limit)
 

@@ -12,12 +12,15 @@ The rules are those of `megatron/core/datasets/data_schedule.py` and
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil, inf
 from typing import NamedTuple
 
 import numpy as np
+
+from darts_parallel.config import DYNAMIC, PACKED
 
 
 class Group(NamedTuple):
@@ -220,3 +223,44 @@ def needed(
     if not any_size:
         ranks = 1 << (ranks - 1).bit_length()
     return max(min_cp, ranks)
+
+
+class Packing(NamedTuple):
+    """How sequences become micro-batches."""
+
+    scheduler: str
+    """A member of `PACKINGS`."""
+    cp: int
+    """Context-parallel degree; with dynamic context parallelism, of the launch alone."""
+    micro_batch_size: int = 1
+    """Sequences of a padded micro-batch."""
+    budget: int = 0
+    """Tokens of a rank in a packed micro-batch."""
+    min_cp: int = 1
+    """Smallest group of dynamic context parallelism."""
+    any_size: bool = False
+    """Whether its groups have any size, else powers of two."""
+
+    def tokens(self, longest: int) -> float:
+        """Return the tokens of a rank in its fullest micro-batch."""
+        return self.budget or longest * self.micro_batch_size / self.cp
+
+    def function(self, ranks: int) -> Callable[[list[int]], list[Wave]]:
+        """Return the function that packs the lengths of a step on some ranks."""
+        if self.scheduler == DYNAMIC:
+            return partial(
+                default_dynamic_cp,
+                ranks=ranks,
+                budget=self.budget,
+                min_cp=self.min_cp,
+                any_size=self.any_size,
+            )
+        dp = ranks // self.cp
+        if self.scheduler == PACKED:
+            return partial(dp_balanced, dp=dp, cp=self.cp, budget=self.budget)
+        return partial(padded, dp=dp, cp=self.cp, size=self.micro_batch_size)
+
+    @property
+    def settings(self) -> "Packing":
+        """The packing without the degree of a dynamic launch, on which no micro-batch depends."""
+        return self._replace(cp=1) if self.scheduler == DYNAMIC else self

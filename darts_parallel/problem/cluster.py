@@ -12,7 +12,7 @@ from math import gcd
 from torch import Tensor
 
 from darts_parallel.config import NARROW, ClusterConfig, DeviceConfig, LinkConfig, NodeGroupConfig
-from darts_parallel.errors import ConfigError
+from darts_parallel.errors import ConfigError, remembered
 from darts_parallel.problem.software import COMMON, Software
 
 Scalar = float | Tensor
@@ -406,17 +406,19 @@ class Cluster:
         mixed = ({kind for _, kind in self._places(stage, pp)} for stage in range(pp))
         return self.homogeneous or all(len(kinds) == 1 for kinds in mixed)
 
+    @remembered
     def stage_topology(self, stage: int, pp: int) -> StageTopology:
-        """Return the topology of one of `pp` equal stages of consecutive ranks (as Megatron-LM)."""
-        if (stage, pp) in self._topologies:
-            return self._topologies[stage, pp]
+        """Return the topology of one of `pp` equal stages of consecutive ranks (as Megatron-LM).
+
+        It is counted GPU by GPU.
+        """
         places = self._places(stage, pp)
         counts = Counter(node for node, _ in places)
         domains = Counter(self.node_domains[node] for node, _ in places)
         kinds = tuple(sorted({kind for _, kind in places}))
         slowest = min(kinds, key=lambda kind: self.groups[kind].device.speed)
         group = self.groups[slowest]
-        found = StageTopology(
+        return StageTopology(
             slowest,
             group.gpus,
             tuple(counts.values()),
@@ -424,13 +426,6 @@ class Cluster:
             group.gpus * group.domain_nodes,
             kinds,
         )
-        self._topologies[stage, pp] = found
-        return found
-
-    @cached_property
-    def _topologies(self) -> dict[tuple[int, int], StageTopology]:
-        """Those of the stages that were asked for: each is counted GPU by GPU."""
-        return {}
 
     def stage_links(self, stage: StageTopology) -> tuple[Link, Link]:
         """Return the slowest links inside and between the nodes of a stage."""

@@ -18,6 +18,7 @@ from darts_parallel.config import (
     SYMBOLS,
     ModelConfig,
 )
+from darts_parallel.errors import remembered
 from darts_parallel.problem.layer_spec import (
     AttentionCore,
     Experts,
@@ -136,21 +137,15 @@ class Model:
     replicated_key_values: bool = False
     """Tensor parallelism may have more ranks than key-value heads: each then holds a copy of one."""
 
+    @remembered
     def on_ranks(self, tp: int) -> "Model":
         """Return the model of which each of `tp` ranks has a part: with copies of key-value heads."""
         heads = self.config.num_kv_heads
         near = self.config.window_kv_heads
         if not self.replicated_key_values or heads is None or tp <= heads:
             return self
-        if tp not in self.with_copies:
-            copied = replace(self.config, num_kv_heads=tp, window_kv_heads=near and max(near, tp))
-            self.with_copies[tp] = replace(self, config=copied)
-        return self.with_copies[tp]
-
-    @cached_property
-    def with_copies(self) -> "dict[int, Model]":
-        """The models of `on_ranks` by `tp`, as far as they were asked."""
-        return {}
+        copied = replace(self.config, num_kv_heads=tp, window_kv_heads=near and max(near, tp))
+        return replace(self, config=copied)
 
     @property
     def layer_names(self) -> tuple[str, ...]:

@@ -21,10 +21,10 @@ from darts_parallel.errors import ConfigError, InfeasibleError, UnsupportedError
 from darts_parallel.planner import _length_draws, lengths
 from darts_parallel.planner._length_draws import DRAWS, Draws, Load, read_lengths
 from darts_parallel.planner._pass_prices import PlanAtLengths, least_path, path_seconds
-from darts_parallel.planner.lengths import Packing, plan_lengths
+from darts_parallel.planner.lengths import plan_lengths
 from darts_parallel.planner.memory_chance import tightened
 from darts_parallel.planner.prediction_intervals import out_of_memory
-from darts_parallel.planner.sequence_packing import Group
+from darts_parallel.planner.sequence_packing import Group, Packing
 from darts_parallel.plans import LayerStrategy, OuterSpace, Plan, outer_spaces
 from darts_parallel.problem.problem import Problem, load_problem
 from darts_parallel.report import seconds
@@ -171,7 +171,7 @@ def test_seconds_are_those_of_an_event_simulation(
         (Packing("dp_balanced", 2, budget=5 * longest // 8), 4),
     ):
         waits = own.waits or packing.scheduler == "default_dynamic_cp"
-        load = search.draws.load(packing.key(own.ranks), packing.function(own.ranks), draws)
+        load = search.draws.load(packing.settings, own.ranks, draws)
         found = own.seconds(load, waits=waits) - own._once(load, own._by_group(load))
         for draw in range(draws):
             every = search.draws.lengths[search.draws.picks[draw]].tolist()
