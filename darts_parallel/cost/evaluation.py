@@ -12,6 +12,7 @@ from darts_parallel.cost.hard_plans import HardPlans, PricedPlan
 from darts_parallel.cost.layer_costs import CONTEXT, MESSAGES, TIME_TERMS
 from darts_parallel.cost.own_terms import COMPUTE, lengthened, stage_part
 from darts_parallel.cost.pipeline import pipeline_seconds, summed
+from darts_parallel.cost.plan_places import PlanPlaces
 from darts_parallel.cost.rows import flatnonzero
 from darts_parallel.cost.searcher import SearcherModel
 from darts_parallel.cost.simulation import Criticalities, PassSeconds, simulated_seconds
@@ -71,59 +72,29 @@ class TableReading:
     """Seconds of the user's own terms, included above, `(B, K)` or `(B,)`."""
 
 
-@dataclass(frozen=True)
-class _Places:
-    """Indices of the layers of B hard plans into a table."""
-
-    outer: Tensor
-    """Outer choice of every plan, `(B, 1)`."""
-    stages: Tensor
-    """Stage of every layer, `(B, L)`."""
-    kinds: Tensor
-    """Kind of every layer's stage, `(B, L)`."""
-    chosen: Tensor
-    """Flat index of every layer in costs `(O, L, C)`, `(B, L)`."""
-    chosen_by_kind: Tensor
-    """Flat index of every layer in costs `(O, Q, L, C)`, `(B, L)`."""
-
-    @staticmethod
-    def of(table: CostTable, plans: HardPlans) -> "_Places":
-        """Compute flat indices: indexing with several tensors takes five times as long."""
-        stages = plans.stages()
-        outer = plans.outer.unsqueeze(1)
-        kinds = table.stage_kind[stages]
-        num_kinds = table.time.shape[1]
-        num_choices = len(table.choices)
-        layers = torch.arange(table.num_layers)
-        chosen = (outer * table.num_layers + layers) * num_choices + plans.choices
-        chosen_by_kind = chosen
-        if num_kinds > 1:
-            skipped = outer * (num_kinds - 1) + kinds
-            chosen_by_kind = chosen + skipped * (table.num_layers * num_choices)
-        return _Places(outer, stages, kinds, chosen, chosen_by_kind)
+def _places(table: CostTable, plans: HardPlans) -> PlanPlaces:
+    return PlanPlaces(table, plans.outer, plans.choices, plans.stages())
 
 
 def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
     """Read hard plans from their table; arguments as in `evaluate_batch`."""
-    places = _Places.of(table, plans)
+    places = _places(table, plans)
     inside, across = neighbour_seconds(table, plans, places.stages)
-    layer_seconds = table.time.take(places.chosen_by_kind)
-    stage_seconds = summed(layer_seconds, places.stages, table.num_stages) + inside
+    stage_seconds = places.by_stage(places.read_by_kind(table.time)) + inside
     if table.pipeline.blocking:
         stage_seconds = stage_seconds + pad(across, (1, 0))
-    devices = table.stage_device[places.stages]
-    sync = summed(table.sync.take(places.chosen_by_kind), devices, table.pp)
-    memory = _memory(table, places, devices)
+    sync = places.by_device(places.read_by_kind(table.sync))
+    memory = _memory(places)
     for own in plan_contributions(table, plans):
         stage_seconds = stage_seconds + (own.forward + own.backward)
         sync = sync + own.per_iteration
         memory = memory + sum(own.memory.values())
     fits = (memory <= table.capacity * (1 + PLAN_MEMORY_TOLERANCE)).all(1)
-    feasible = _legal(table, plans, places) & fits
-    per_iteration = table.per_iteration.take(places.chosen).sum(1)
+    feasible = _legal(places, plans.first_layers) & fits
+    per_iteration = places.read(table.per_iteration).sum(1)
     own_seconds: Tensors = {}
     if table.own is not None:
-        own_seconds = _own_seconds(table, plans, places, stage_seconds, sync, memory)
+        own_seconds = _own_seconds(places, stage_seconds, sync, memory)
     for seconds in own_seconds.values():
         if seconds.dim() == 1:
             per_iteration = per_iteration + seconds
@@ -141,20 +112,16 @@ def table_reading(table: CostTable, plans: HardPlans) -> TableReading:
 
 
 def _own_seconds(
-    table: CostTable,
-    plans: HardPlans,
-    places: _Places,
-    stage_seconds: Tensor,
-    sync: Tensor,
-    memory: Tensor,
+    places: PlanPlaces, stage_seconds: Tensor, sync: Tensor, memory: Tensor
 ) -> Tensors:
     """Return the seconds of the user's own terms, `(B, K)` or `(B,)`."""
-    parts = [table.terms[name].take(places.chosen_by_kind) for name in COMPUTE]
-    compute = summed(torch.stack(parts).sum(0), places.stages, table.num_stages)
+    table = places.table
+    parts = [places.read_by_kind(table.terms[name]) for name in COMPUTE]
+    compute = places.by_stage(torch.stack(parts).sum(0))
     communication = (stage_seconds - compute).clamp(min=0.0)  # below 0 by rounding
-    counts = table.num_micro_batches[plans.outer].double()
+    counts = table.num_micro_batches[places.outer].double()
     stages = one_hot(places.stages, table.num_stages).double()
-    layers = one_hot(plans.choices, len(table.choices)).double()
+    layers = one_hot(places.choices, len(table.choices)).double()
     return table.own_seconds(
         stage_compute_s=compute,
         stage_communication_s=communication,
@@ -166,42 +133,42 @@ def _own_seconds(
     )
 
 
-def _memory(table: CostTable, places: _Places, devices: Tensor) -> Tensor:
+def _memory(places: PlanPlaces) -> Tensor:
     """Return the peak bytes of every device without offloading, `(B, pp)`."""
-    static = table.static.take(places.chosen)
-    working = table.working.take(places.chosen)
+    table = places.table
+    static = places.read(table.static)
+    working = places.read(table.working)
     if table.moments is None:
-        activation = table.activation.take(places.chosen)
-        in_flight = table.in_flight.take(places.outer * table.num_stages + places.stages)
-        kept = kept_bytes(static, activation, in_flight)
-        return device_bytes(kept, working, devices, table.pp)
-    held = _stage_bytes(table, places)
-    in_order = (held @ table.moments.transpose(1, 2)).amax(-1).T
-    return device_bytes(static, working, devices, table.pp) + in_order
+        kept = kept_bytes(static, places.read(table.activation), places.in_flight)
+        return device_bytes(kept, working, places.devices, table.pp)
+    in_order = (_stage_bytes(places) @ table.moments.transpose(1, 2)).amax(-1).T
+    return device_bytes(static, working, places.devices, table.pp) + in_order
 
 
-def _stage_bytes(table: CostTable, places: _Places) -> Tensor:
+def _stage_bytes(places: PlanPlaces) -> Tensor:
     """Return bytes of stages before their backward and between its two parts, `(B, 2 K)`."""
-    parts = []
-    for values in (table.activation, table.for_weights):
-        layers = values.take(places.chosen)
-        parts.append(summed(layers, places.stages, table.num_stages))
-    return torch.cat(parts, 1)
+    parts = (places.table.activation, places.table.for_weights)
+    return torch.cat([places.by_stage(places.read(values)) for values in parts], 1)
 
 
-def _legal(table: CostTable, plans: HardPlans, places: _Places) -> Tensor:
-    """Return whether the strategies and stages of plans are legal, `(B,)`."""
-    allowed = table.allowed.take(places.outer * len(table.choices) + plans.choices).all(1)
-    cut_fused = table.fused_to_previous[plans.first_layers].any(1)
-    runs = table.runs(places.kinds, plans.choices).all(1)
+def _legal(places: PlanPlaces, first_layers: Tensor) -> Tensor:
+    """Return whether the strategies and stages of plans are legal, `(B,)`.
+
+    Args:
+        first_layers: Of every stage, `(B, K)`.
+    """
+    table = places.table
+    rows = places.outer.unsqueeze(1) * len(table.choices)
+    allowed = table.allowed.take(rows + places.choices).all(1)
+    cut_fused = table.fused_to_previous[first_layers].any(1)
+    runs = table.runs(places.kinds, places.choices).all(1)
     return allowed & ~cut_fused & runs
 
 
 def static_bytes_of(table: CostTable, plans: HardPlans) -> Tensor:
     """Return the bytes of every device that are there whatever is in flight, `(B, pp)`."""
-    places = _Places.of(table, plans)
-    static = table.static.take(places.chosen)
-    return summed(static, table.stage_device[places.stages], table.pp)
+    places = _places(table, plans)
+    return places.by_device(places.read(table.static))
 
 
 def held_at_most(table: CostTable, plan: HardPlans) -> tuple[Tensor, Tensor]:
@@ -215,7 +182,7 @@ def held_at_most(table: CostTable, plan: HardPlans) -> tuple[Tensor, Tensor]:
     if table.moments is None:
         in_flight = table.in_flight[int(plan.outer[0])]
         return in_flight, torch.zeros_like(in_flight)
-    held = _stage_bytes(table, _Places.of(table, plan))[0]
+    held = _stage_bytes(_places(table, plan))[0]
     fullest = (table.moments @ held).argmax(1)
     moments = table.moments[torch.arange(table.pp), fullest].sum(0)
     before, after = moments.chunk(2)
@@ -280,10 +247,10 @@ def pass_seconds(
         plans: B plans.
         between: Result of `neighbour_seconds`; None: it is computed here.
     """
-    places = _Places.of(table, plans)
+    places = _places(table, plans)
 
     def by_stage(values: Tensor) -> Tensor:
-        return summed(values.take(places.chosen_by_kind), places.stages, table.num_stages)
+        return places.by_stage(places.read_by_kind(values))
 
     forward = by_stage(table.forward)
     backward = by_stage(table.backward)

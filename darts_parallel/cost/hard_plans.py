@@ -64,7 +64,7 @@ class HardPlans(Rows):
         offload: Shares = ()
         if table.host is not None:
             own = self[index : index + 1]
-            plans = OffloadedPlans(table, table.host, own.outer, own.choices, own.stages())
+            plans = OffloadedPlans(table, own.outer, own.choices, own.stages(), table.host)
             shares = plans.fractions()[0].tolist()
             offload = tuple(map(tuple, shares)) if any(map(any, shares)) else ()
         return Plan(

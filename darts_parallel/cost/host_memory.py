@@ -18,7 +18,7 @@ from torch import Tensor
 from darts_parallel.cost.choices import BothPasses
 from darts_parallel.cost.compute import exposed
 from darts_parallel.cost.cost_table import CostTable, HostMemory
-from darts_parallel.cost.pipeline import summed
+from darts_parallel.cost.plan_places import PlanPlaces
 from darts_parallel.cost.rows import flatnonzero
 from darts_parallel.cost.stage_costs import kept_bytes, largest_by_device
 
@@ -66,88 +66,59 @@ def lengthening(
 
 
 @dataclass(frozen=True)
-class OffloadedPlans:
+class OffloadedPlans(PlanPlaces):
     """Bytes that B hard plans of K stages hold, and seconds of their transfers."""
 
-    table: CostTable
     host: HostMemory
-    outer: Tensor
-    """Outer choice of every plan, `(B,)`."""
-    choices: Tensor
-    """Strategy of every layer, `(B, L)`."""
-    stages: Tensor
-    """Stage of every layer, `(B, L)`."""
-
-    @cached_property
-    def device(self) -> Tensor:
-        """Device of every layer, `(B, L)`."""
-        return self.table.stage_device[self.stages]
 
     @cached_property
     def static(self) -> Tensor:
         """Static bytes of every device, `(B, pp)`."""
-        return self._by_device(self._of_layers(self.table.static))
+        return self.by_device(self.read(self.table.static))
 
     @cached_property
     def state(self) -> Tensor:
         """Bytes of optimizer state of every device, part of `static`, `(B, pp)`."""
-        return self._by_device(self._of_layers(self.host.state))
+        return self.by_device(self.read(self.host.state))
 
     @cached_property
     def activation(self) -> Tensor:
         """Activation bytes of one micro-batch of every layer, `(B, L)`."""
-        return self._of_layers(self.table.activation)
+        return self.read(self.table.activation)
 
     @cached_property
     def working(self) -> Tensor:
         """Working bytes of every layer, `(B, L)`."""
-        return self._of_layers(self.table.working)
+        return self.read(self.table.working)
 
     @cached_property
-    def in_flight(self) -> Tensor:
+    def flying(self) -> Tensor:
         """Bytes of the activations of all micro-batches in flight on every device, `(B, pp)`."""
-        count = self.table.in_flight[self.outer.unsqueeze(1), self.stages]
-        return self._by_device(count * self.activation)
+        return self.by_device(self.in_flight * self.activation)
 
     @cached_property
     def state_seconds(self) -> Tensor:
         """Seconds of all optimizer state of every device over the host link, `(B, pp)`."""
-        return self._by_device(self._of_kinds(self.host.state_transfer))
+        return self.by_device(self.read_by_kind(self.host.state_transfer))
 
     @cached_property
     def transfer(self) -> Tensor:
         """Seconds of the activations of every stage over the host link, `(B, K)`."""
-        return self._by_stage(self.host.transfer)
+        return self.by_stage(self.read_by_kind(self.host.transfer))
 
     @cached_property
     def passes(self) -> BothPasses:
         """Seconds of every stage's layers forward and backward, `(B, K)` each."""
-        return self._by_stage(self.table.forward), self._by_stage(self.table.backward)
-
-    def _of_layers(self, values: Tensor) -> Tensor:
-        """Read every layer's value, `(O, L, C)` to `(B, L)`."""
-        layers = torch.arange(self.table.num_layers)
-        return values[self.outer.unsqueeze(1), layers, self.choices]
-
-    def _of_kinds(self, values: Tensor) -> Tensor:
-        """Read every layer's value on its kind of stage, `(O, Q, L, C)` to `(B, L)`."""
-        layers = torch.arange(self.table.num_layers)
-        kinds = self.table.stage_kind[self.stages]
-        return values[self.outer.unsqueeze(1), kinds, layers, self.choices]
-
-    def _by_device(self, values: Tensor) -> Tensor:
-        return summed(values, self.device, self.table.pp)
-
-    def _by_stage(self, values: Tensor) -> Tensor:
-        return summed(self._of_kinds(values), self.stages, self.table.num_stages)
+        forward = self.by_stage(self.read_by_kind(self.table.forward))
+        return forward, self.by_stage(self.read_by_kind(self.table.backward))
 
     def memory(self, fractions: Tensor) -> Tensor:
         """Return the peak bytes of every device for fractions `(B, pp, 2)`, `(B, pp)`."""
         sent = fractions[..., ACTIVATION]
         static = self.static - fractions[..., OPTIMIZER] * self.state
         # activations of a layer at work are in device memory, even if they are offloaded
-        working = self.working + sent.gather(1, self.device) * self.activation
-        return kept_bytes(static, self.in_flight, 1.0 - sent) + self._largest(working)
+        working = self.working + sent.gather(1, self.devices) * self.activation
+        return kept_bytes(static, self.flying, 1.0 - sent) + self._largest(working)
 
     def lengthening(self, fractions: Tensor) -> BothPasses:
         """Return the seconds by which transfers lengthen forward and backward, `(B, K)` each."""
@@ -176,8 +147,12 @@ class OffloadedPlans:
         best = most.clone()
         undecided = flatnonzero((fewest < most).any(1))  # the others have no choice
         if len(undecided):
-            plans = (values[undecided] for values in (self.outer, self.choices, self.stages))
-            part = OffloadedPlans(self.table, self.host, *plans)
+            part = replace(
+                self,
+                outer=self.outer[undecided],
+                choices=self.choices[undecided],
+                stages=self.stages[undecided],
+            )
             low = fewest[undecided]
             high = most[undecided]
             # the minimum may lie at an end: no share of one of the kinds
@@ -209,13 +184,13 @@ class OffloadedPlans:
         return (low + high) / 2
 
     def _largest(self, values: Tensor) -> Tensor:
-        return largest_by_device(values, self.device, self.table.pp)
+        return largest_by_device(values, self.devices, self.table.pp)
 
     def _activations_needed(self, static: Tensor) -> Tensor:
         """Return the least share of activations with which every layer fits next to `static` bytes."""
-        excess = (static + self.in_flight - self.table.capacity).gather(1, self.device)
+        excess = (static + self.flying - self.table.capacity).gather(1, self.devices)
         excess = excess + self.working
-        relief = self.in_flight.gather(1, self.device) - self.activation
+        relief = self.flying.gather(1, self.devices) - self.activation
         share = torch.where(relief > 0, excess / relief, torch.inf)
         return self._largest(torch.where(excess > 0, share, 0.0)).clamp(max=1.0)
 

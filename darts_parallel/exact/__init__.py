@@ -1,5 +1,6 @@
 """Bounds, and solvers that prove their plans."""
 
+from darts_parallel.exact.bounds import least_bound as least_bound
 from darts_parallel.exact.bounds import lower_bound as lower_bound
 from darts_parallel.exact.bounds import outer_bound as outer_bound
 from darts_parallel.exact.bounds import outer_lower_bounds as outer_lower_bounds

@@ -100,9 +100,12 @@ def rising_bounds(
     return sorted(found)
 
 
-def least_bound(tables: Tables, space_kind: str) -> float:
-    """Return seconds that no plan of any table undercuts; infinite without a table."""
-    bounds = [float(outer_lower_bounds(table, space_kind).min()) for table in tables]
+def least_bound(tables: Tables, space_kind: str, known: float = inf) -> float:
+    """Return seconds that no plan of any table undercuts; infinite where no plan fits.
+
+    Arguments as of `outer_lower_bounds`.
+    """
+    bounds = [float(outer_lower_bounds(table, space_kind, known).min()) for table in tables]
     return min(bounds, default=inf)
 
 

@@ -108,9 +108,7 @@ def balanced(table: CostTable, outer: int, choice: int) -> HardPlans:
     segments = StageSegments.legal(table.num_stages, table.fused_to_previous.numpy())
     layers = table.time[outer, :, :, choice].detach()
     seconds = segments.sums(layers.numpy(), table.stage_kind.numpy())
-    longest = segments.least_maximum(seconds)
-    _, starts = segments.split_below(seconds, longest)
-    return HardPlans.one(outer, [choice] * table.num_layers, starts)
+    return HardPlans.one(outer, [choice] * table.num_layers, segments.even_split(seconds))
 
 
 def balanced_plans(

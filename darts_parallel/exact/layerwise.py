@@ -35,7 +35,11 @@ from math import inf
 
 from darts_parallel.cost import COST_TOLERANCE, PricedPlan, Tables
 from darts_parallel.exact.bounds import least_bound, outer_bound, quick_lower_bounds
-from darts_parallel.exact.outer_choice import FIRST_MARGIN, OuterChoiceSolver, growth
+from darts_parallel.exact.outer_choice import (
+    OuterChoiceSolver,
+    least_open,
+    rising_plans,
+)
 from darts_parallel.exact.result import (
     Check,
     DeadlineError,
@@ -130,22 +134,29 @@ class _LayerwiseSearch:
         self.solvers = solvable
 
     def run(self) -> TableResult:
-        """Bound all outer choices, then search them until the proof or the deadline."""
+        """Return the best plan, and how far it is proven."""
+        late = self._search()
+        lower_bound = self._lower_bound()
+        note = self._note(late)
+        proven = not late and not note
+        if self.best is None and self.uniform is not None:
+            known = late or self.uniform.time <= self.limit
+            self.best = self.uniform if known else None
+        if proven and self.best is None and self.incumbent == inf:
+            lower_bound = inf
+        labels = sum(solver.labels for solver in self.solvers)
+        return TableResult(self.best, lower_bound, proven, labels, note=note)
+
+    def _search(self) -> bool:
+        """Bound all outer choices, then search them; return whether the time was too short."""
         try:
             self._tighten_bounds()
-            self._raise_limit()
+            for found in rising_plans(self.solvers, self.space_kind, self.limit, self.check):
+                self.best = found
+                self.limit = min(self.limit, found.time)
         except DeadlineError:
-            best = self.best or self.uniform
-            lower_bound = self._lower_bound()
-            return TableResult(best, lower_bound, False, self._labels(), note=self._note(late=True))
-        if self.best is None and self.uniform is not None:
-            within = self.uniform.time <= self.limit
-            self.best = self.uniform if within else None
-        lower_bound = self._lower_bound()
-        note = self._note()
-        if not note and self.best is None and self.incumbent == inf:
-            lower_bound = inf
-        return TableResult(self.best, lower_bound, not note, self._labels(), note=note)
+            return True
+        return False
 
     def _tighten_bounds(self) -> None:
         """Limit the search by the uniform plan, and bound the outer choices that this limit leaves."""
@@ -163,38 +174,12 @@ class _LayerwiseSearch:
             limit = max((solver.most_expensive() for solver in every), default=0.0)
         self.limit = limit
 
-    def _raise_limit(self) -> None:
-        """Raise the limit until a plan is found, then exclude the other outer choices.
-
-        In each round the outer choices of the least bounds come first.
-        """
-        lowest = self._lowest()
-        margin = FIRST_MARGIN
-        while self._lowest() <= self.limit:
-            before = self._labels()
-            trial = lowest * (1 + margin)
-            for solver in sorted(self.solvers, key=lambda solver: solver.bound):
-                found = solver.attempt(self.space_kind, min(trial, self.limit), self.check)
-                if found is None:
-                    continue
-                if self.best is None or found.time < self.best.time:
-                    self.best = found
-                    self.limit = min(self.limit, found.time)
-            margin *= growth(self._labels() - before)
-
-    def _labels(self) -> int:
-        return sum(solver.labels for solver in self.solvers)
-
-    def _lowest(self) -> float:
-        """Return the least bound of an outer choice that is not solved."""
-        return min((solver.bound for solver in self.solvers), default=inf)
-
     def _lower_bound(self) -> float:
         best = self.best or self.uniform
         bounds = [solver.bound for solver in self.too_large]
-        return min([self._lowest(), inf if best is None else best.time, *bounds])
+        return min([least_open(self.solvers), inf if best is None else best.time, *bounds])
 
-    def _note(self, *, late: bool = False) -> str:
+    def _note(self, late: bool) -> str:
         """Name outer choices that are too large and may have a plan within the limit."""
         left = [solver for solver in self.too_large if solver.bound <= self.limit]
         return too_large_note(((solver.table, solver.outer) for solver in left), late)

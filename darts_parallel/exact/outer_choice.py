@@ -3,7 +3,7 @@
 Labels over the stage boundaries, on top of fronts of single stages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -266,17 +266,7 @@ class OuterChoiceSolver:
 
     def solve(self, space_kind: str, limit: float, check: Check) -> PricedPlan | None:
         """Return the best plan within `limit` by rising limits, or None; arguments as of `attempt`."""
-        lowest = self.bound
-        margin = FIRST_MARGIN
-        while self.bound <= limit:
-            check()
-            before = self.labels
-            trial = min(lowest * (1 + margin), limit)
-            found = self.attempt(space_kind, trial, check)
-            if found is not None:
-                return found
-            margin *= growth(self.labels - before)
-        return None
+        return next(rising_plans([self], space_kind, limit, check), None)
 
     def most_expensive(self) -> float:
         """Return the seconds that no plan of the outer choice exceeds."""
@@ -293,7 +283,37 @@ class OuterChoiceSolver:
         return float(total) * (1 + COST_TOLERANCE)
 
 
-def growth(labels: int) -> float:
+def rising_plans(
+    solvers: Sequence[OuterChoiceSolver], space_kind: str, limit: float, check: Check
+) -> Iterator[PricedPlan]:
+    """Raise a limit until some outer choice has a plan; yield it, and any faster one of the others.
+
+    In each round the outer choices of the least bounds come first. Arguments as of `attempt`.
+    """
+    lowest = least_open(solvers)
+    margin = FIRST_MARGIN
+    best = np.inf
+    while least_open(solvers) <= limit:
+        check()
+        labels = 0
+        trial = lowest * (1 + margin)
+        for solver in sorted(solvers, key=lambda solver: solver.bound):
+            before = solver.labels
+            found = solver.attempt(space_kind, min(trial, limit), check)
+            labels += solver.labels - before
+            if found is not None and found.time < best:
+                best = found.time
+                limit = min(limit, best)
+                yield found
+        margin *= _growth(labels)
+
+
+def least_open(solvers: Sequence[OuterChoiceSolver]) -> float:
+    """Return the least bound of an outer choice that is not solved."""
+    return min((solver.bound for solver in solvers), default=np.inf)
+
+
+def _growth(labels: int) -> float:
     """Return the growth of the margin after a round without a plan; less after rounds of many labels.
 
     A round that makes few labels costs nothing. After an expensive one a careful step avoids a round above

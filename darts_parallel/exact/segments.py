@@ -197,6 +197,10 @@ class StageSegments:
         """Return the smallest maximum over stages of any split."""
         return float(self.before(values, np.maximum)[-1, -1])
 
+    def even_split(self, values: Array) -> list[int]:
+        """Return the first layers of a split whose largest value is as small as it can be."""
+        return self.split_below(values, self.least_maximum(values))[1]
+
     def split_below(self, values: Array, limit: float) -> tuple[float, list[int]]:
         """Return the split of least sum whose stages all stay within `limit`, where there is one.
 

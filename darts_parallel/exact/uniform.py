@@ -18,7 +18,6 @@ from torch import Tensor
 from darts_parallel.cost import (
     BOUND_TOLERANCE,
     COST_TOLERANCE,
-    PLAN_MEMORY_TOLERANCE,
     SOLVER_MEMORY_TOLERANCE,
     Array,
     Bools,
@@ -298,13 +297,17 @@ class _Search:
     def _bound_each(self, entry: _Entry) -> None:
         """Queue the strategies of an outer choice by tighter bounds, or set a too large one aside."""
         table = self.tables[entry.table]
+        loosest = self.levels[0][entry.table]
+        quick = self.quick[entry.table, entry.outer]
+        held = stages_hold(OuterCosts.whole(loosest, entry.outer), quick.choices)
+        if not held.any():
+            return
         if too_many_segments(table.pp, table.num_layers):
             self.too_large.append(entry)
             _rank_simple(self.tables, entry, self.ranking)
             return
-        quick = self.quick[entry.table, entry.outer]
-        choices = quick.choices[quick.seconds <= min(self.ranking.limit, self.known)]
-        loosest = self.levels[0][entry.table]
+        fast = quick.seconds <= min(self.ranking.limit, self.known)
+        choices = quick.choices[held & fast]
         tighter = uniform_bounds(loosest, entry.outer, choices, self.check)
         for bound, choice in zip(tighter.tolist(), choices.tolist(), strict=True):
             each = entry._replace(bound=bound, choice=choice)
@@ -341,9 +344,7 @@ def _balanced_split(table: CostTable, entry: _Entry) -> PricedPlan:
     """Return the split of a configuration whose slowest stage is fastest; it fits where any split does."""
     costs = OuterCosts.whole(table, entry.outer)
     stages = ChosenStages.uniform(costs, entry.choice)
-    together = _stage_terms(stages)[:, 2]
-    longest = stages.segments.least_maximum(together)
-    _, starts = stages.segments.split_below(together, longest)
+    starts = stages.segments.even_split(_stage_terms(stages)[:, 2])
     plan = HardPlans.one(entry.outer, [entry.choice] * costs.num_layers, starts)
     return fastest(entry.table, table, plan)
 
@@ -365,7 +366,7 @@ class _QuickBounds:
     choices: Index
     """Legal strategies, `(B,)`."""
     seconds: Array
-    """Bounds that know no boundaries, `(B,)`; infinite where all devices together are too small."""
+    """Bounds that know neither boundaries nor memory, `(B,)`."""
 
 
 def _quick_bounds(table: CostTable) -> Iterator[tuple[int, _QuickBounds]]:
@@ -381,13 +382,6 @@ def _quick_bounds(table: CostTable) -> Iterator[tuple[int, _QuickBounds]]:
     per_iteration = chosen(table.per_iteration)
     count = table.num_micro_batches[outer]
     bounds = spread_bounds(seconds, sync, per_iteration, count, table.pp)
-    static = chosen(table.static)
-    activation = chosen(table.activation)
-    in_flight = table.in_flight[outer].amin(1, keepdim=True)
-    kept = kept_bytes(static, activation, in_flight).sum(1)
-    needed = kept + chosen(table.working).amax(1)
-    room = table.stage_capacity.sum() * (1 + PLAN_MEMORY_TOLERANCE)
-    bounds = bounds.masked_fill(needed > room, torch.inf)
     for own in torch.unique(outer).tolist():
         mine = outer == own
         choices = choice[mine].numpy()
@@ -414,15 +408,14 @@ def uniform_bounds(
     # the working bytes of every pair of layers are kept next to the segments
     size = max(MAX_ELEMENTS // max(len(segments), costs.num_layers**2), 1)
     result = np.full(len(choices), np.inf)
-    held = np.flatnonzero(_stages_hold(costs, choices))
-    for begin in range(0, len(held), size):
+    for begin in range(0, len(choices), size):
         check()
-        batch = held[begin : begin + size]
+        batch = slice(begin, begin + size)
         result[batch] = _split_bounds(costs, choices[batch])
     return result * (1 - BOUND_TOLERANCE)
 
 
-def _stages_hold(costs: OuterCosts, choices: Index) -> Bools:
+def stages_hold(costs: OuterCosts, choices: Index) -> Bools:
     """Return whether all layers have room where each stage takes as many as it holds, `(B,)`."""
     static = costs.static[:, choices].T
     activation = costs.activation[:, choices].T

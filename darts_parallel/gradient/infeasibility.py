@@ -3,7 +3,7 @@
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil, floor, log10
+from math import ceil, floor, inf, log10
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from darts_parallel.cost import (
     lightest_plans,
 )
 from darts_parallel.errors import Amounts, DartsParallelError, Entries, InfeasibleError
-from darts_parallel.exact import outer_lower_bounds
+from darts_parallel.exact import least_bound
 from darts_parallel.plans import Plan, tensor_degrees
 from darts_parallel.problem import GIB, Cluster, Device, Problem, memory_unit
 
@@ -40,8 +40,7 @@ FREE: Entries = {
 
 def proven_infeasible(tables: Tables, space_kind: str) -> bool:
     """Return whether every pipeline configuration needs more memory than there is."""
-    bounds = [outer_lower_bounds(table, space_kind) for table in tables]
-    return all(bool(bound.isinf().all()) for bound in bounds)
+    return least_bound(tables, space_kind) == inf
 
 
 class NoPlanFitsError(InfeasibleError):

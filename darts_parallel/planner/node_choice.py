@@ -10,7 +10,7 @@ from math import inf, isfinite, prod
 from darts_parallel.config import Config, ObjectiveConfig
 from darts_parallel.cost import CostTable, build_tables, evaluate
 from darts_parallel.errors import ConfigError, Entries, InfeasibleError, UnsupportedError
-from darts_parallel.exact import find_uniform_plan, outer_lower_bounds
+from darts_parallel.exact import find_uniform_plan, least_bound
 from darts_parallel.gradient import SearchResult
 from darts_parallel.planner.failing_job import failing_job
 from darts_parallel.plans import OuterSpace, Plan, outer_spaces
@@ -149,8 +149,7 @@ class NodeOffer:
     @cached_property
     def least_seconds(self) -> float:
         """Seconds of its fastest conceivable plan."""
-        bounds = [outer_lower_bounds(table, "uniform", 0.0) for table in self.tables]
-        return min(float(bound.min()) for bound in bounds)
+        return least_bound(self.tables, "uniform", 0.0)
 
     @cached_property
     def floor(self) -> tuple[bool, float]:

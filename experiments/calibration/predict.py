@@ -93,7 +93,7 @@ def _host_bytes(table: CostTable, plans: HardPlans, factor: float) -> float:
         factor: Of the device's state; the host has no such allocator.
     """
     assert table.host is not None
-    offloaded = OffloadedPlans(table, table.host, plans.outer, plans.choices, plans.stages())
+    offloaded = OffloadedPlans(table, plans.outer, plans.choices, plans.stages(), table.host)
     activation, optimizer = offloaded.fractions()[0, 0].tolist()
     # embedding, head and loss keep what they keep on the device
     inputs = offloaded.activation[0, 1:-2].sum()

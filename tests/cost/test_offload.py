@@ -49,7 +49,7 @@ def offloading(seed: int, *kinds: str, simulated: bool = False, factor: float = 
 
 
 def offloaded(table: CostTable, plans: HardPlans) -> OffloadedPlans:
-    return OffloadedPlans(table, table.host, plans.outer, plans.choices, plans.stages())
+    return OffloadedPlans(table, plans.outer, plans.choices, plans.stages(), table.host)
 
 
 @pytest.mark.parametrize("simulated", [False, True])

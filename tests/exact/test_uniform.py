@@ -21,6 +21,7 @@ from darts_parallel.exact.uniform import (
     _Search,
     find_uniform_plan,
     find_uniform_within,
+    stages_hold,
     uniform_bounds,
 )
 from darts_parallel.problem import load_problem
@@ -125,34 +126,24 @@ def test_what_all_devices_together_cannot_hold_is_not_split_into_stages(
     below = replace(small, capacity=torch.full((2,), 0.49999 * float(least), dtype=torch.float64))
     assert find_uniform_plan([below]).best is None
     with pytest.raises(TypeError):
-        find_uniform_plan([replace(small, capacity=below.capacity * 1.0001)])
+        find_uniform_plan([replace(small, capacity=below.capacity * 10.0)])
 
 
-def test_what_no_stages_in_their_order_hold_is_not_split_into_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_no_stages_in_their_order_hold_is_not_split_into_them() -> None:
     """Layers that all devices together hold may be too many for the first stages, which keep more."""
-    split = []
-
-    def recorded(costs: OuterCosts, choices: np.ndarray) -> np.ndarray:
-        split.extend(choices.tolist())
-        return np.ones(len(choices))
-
-    monkeypatch.setattr("darts_parallel.exact.uniform._split_bounds", recorded)
     for seed in range(12):
         table = random_table(seed, pp=3, num_layers=6, tightness=0.5)
         table.fused_to_previous.zero_()
         for outer, legal in enumerate(table.allowed):
-            split.clear()
             own = torch.nonzero(legal)[:, 0].tolist()
-            uniform_bounds(table, outer, np.array(own), deadline_check(math.inf))
+            held = stages_hold(OuterCosts.whole(table, outer), np.array(own))
             expected = []
             for choice in own:
                 plans = [HardPlans.one(outer, [choice] * 6, (0, *ends)) for ends in SPLITS]
                 cost = evaluate_batch(table, HardPlans.concatenate(plans))
                 if (cost.memory <= table.capacity).all(1).any():
                     expected.append(choice)
-            assert split == expected
+            assert np.array(own)[held].tolist() == expected
 
 
 def test_bounds_need_no_more_memory_for_more_strategies(monkeypatch: pytest.MonkeyPatch) -> None:

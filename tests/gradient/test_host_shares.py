@@ -24,7 +24,7 @@ def on_grid(table: CostTable, plan: HardPlans, entry: PricedPlan) -> float:
     takes its fastest stage; all limits on the grid are tried.
     """
     assert table.host is not None
-    own = OffloadedPlans(table, table.host, plan.outer, plan.choices, plan.stages())
+    own = OffloadedPlans(table, plan.outer, plan.choices, plan.stages(), table.host)
     points = []
     for share in torch.linspace(0.0, 1.0, GRID, dtype=torch.float64):
         sent = share.expand(1, table.pp)

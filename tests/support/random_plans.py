@@ -31,7 +31,7 @@ def one_hot(plans: HardPlans, table: CostTable) -> RelaxedPlans:
     fractions = None
     if table.host is not None:
         fractions = (
-            OffloadedPlans(table, table.host, plans.outer, plans.choices, plans.stages())
+            OffloadedPlans(table, plans.outer, plans.choices, plans.stages(), table.host)
             .fractions()
             .unsqueeze(1)
         )

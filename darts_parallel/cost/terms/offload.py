@@ -82,7 +82,7 @@ class OffloadTerm(CostTerm):
         """Price plans that offload by the table's fractions, or by the least with which they fit."""
         if table.host is None:
             return None
-        offloaded = OffloadedPlans(table, table.host, plans.outer, plans.choices, plans.stages())
+        offloaded = OffloadedPlans(table, plans.outer, plans.choices, plans.stages(), table.host)
         shares = offloaded.fractions()
         forward, backward = offloaded.lengthening(shares)
         none = torch.zeros_like(shares)
