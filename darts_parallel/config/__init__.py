@@ -56,6 +56,7 @@ from darts_parallel.config.options import run_subcommand as run_subcommand
 from darts_parallel.config.options import user_errors as user_errors
 from darts_parallel.config.reference import KeyDoc as KeyDoc
 from darts_parallel.config.reference import key_docs as key_docs
+from darts_parallel.config.rules import check_rules as check_rules
 from darts_parallel.config.schema import AXIS_ORDERS as AXIS_ORDERS
 from darts_parallel.config.schema import COMM_BITS as COMM_BITS
 from darts_parallel.config.schema import CUTS as CUTS

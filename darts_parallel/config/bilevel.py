@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from darts_parallel.config.checks import MAX_SIZE, check_fields, one_of, ranged
-from darts_parallel.errors import ConfigError
+from darts_parallel.config.rules import check_rules
 
 CONTROLS = ("none", "frozen_weights", "no_weight_step", "random_logits")
 STEPS = 1_000_000
@@ -69,8 +69,4 @@ class BilevelConfig:
 
     def __post_init__(self) -> None:
         check_fields("bilevel", self)
-        if self.estimator == "trials" and self.order != "first":
-            raise ConfigError(
-                f"bilevel.order={self.order} needs an estimator with a gradient in the mixture, which trials "
-                "have not; try bilevel.estimator=mixture."
-            )
+        check_rules("bilevel", self)

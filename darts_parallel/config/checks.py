@@ -108,12 +108,6 @@ def require(valid: bool, setting: str, rule: str, near: Any) -> None:
         raise ConfigError(f"{setting} must {rule}; try {near}.")
 
 
-def require_none(setting: str, others: Entries, near: Any) -> None:
-    """Refuse a setting next to any of `others` (words and value) that is given."""
-    for words, given in others.items():
-        require(not given, setting, f"not go with {words}", near)
-
-
 def divisors(number: int) -> list[int]:
     """Return the divisors of `number`, rising."""
     small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]

@@ -11,6 +11,7 @@ from darts_parallel.config.checks import (
     require_member,
     require_members,
 )
+from darts_parallel.config.rules import check_rules
 from darts_parallel.errors import Amounts
 
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4")
@@ -240,19 +241,7 @@ class ClusterConfig:
             group.check(f"cluster.nodes[{index}]", tuple(self.devices))
             if self.nvlink_domain_gpus is not None and group.nvlink_domain_gpus is None:
                 require_domain("cluster.nvlink_domain_gpus", self.nvlink_domain_gpus, group)
-        self._check_failures()
-
-    def _check_failures(self) -> None:
-        mtbf = self.mtbf_hours_per_gpu
-        bandwidth = self.checkpoint_GBps
-        rule = f"be given with cluster.mtbf_hours_per_gpu={mtbf}"
-        known = mtbf is None or bandwidth is not None
-        require(known, "cluster.checkpoint_GBps=null", rule, "cluster.checkpoint_GBps=10")
-        rule = "go with cluster.mtbf_hours_per_gpu, since failures are not considered without it"
-        for key in ("checkpoint_GBps", "checkpoint_GB", "spare_nodes"):
-            given = getattr(self, key)
-            near = f"cluster.mtbf_hours_per_gpu=50000 cluster.checkpoint_GBps={bandwidth or 10}"
-            require(mtbf is not None or not given, f"cluster.{key}={given}", rule, near)
+        check_rules("cluster", self)
 
     @property
     def used_devices(self) -> list[str]:

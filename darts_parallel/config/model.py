@@ -8,7 +8,6 @@ from omegaconf import MISSING
 
 from darts_parallel.config.checks import MAX_SIZE as MAX_SIZE
 from darts_parallel.config.checks import (
-    as_yaml,
     check_fields,
     ranged,
     require,
@@ -18,7 +17,7 @@ from darts_parallel.config.checks import (
     require_member,
     require_within,
 )
-from darts_parallel.errors import ConfigError
+from darts_parallel.config.rules import check_rules
 
 MAMBA, ATTENTION, MLP, EXPERTS = "M", "*", "-", "E"
 SYMBOLS = {MAMBA: "mamba", ATTENTION: "attention", MLP: "mlp", EXPERTS: "experts"}
@@ -274,7 +273,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_fields("model", self)
-        self._check_latent_attention()
+        check_rules("model", self)
         self._check_experts()
         self._check_pattern()
         self._check_windows()
@@ -288,59 +287,27 @@ class ModelConfig:
                 "model.num_kv_heads", self.num_kv_heads, "model.num_heads", self.num_heads
             )
 
-    def _require(self, key: str, valid: bool, rule: str, near: Any) -> None:
-        require(valid, f"model.{key}={getattr(self, key)}", rule, near)
-
     def _check_layers(self) -> None:
         """Refuse more encoder layers, or more predicted tokens, than the layers allow."""
         layers = self.num_layers
-        predicted = self.mtp_num_layers
-        require_at_most("model.mtp_num_layers", predicted, layers)
-        decoder = self.causal and not self.num_encoder_layers
-        rule = "be 0 where the model is no causal decoder"
-        self._require("mtp_num_layers", decoder or not predicted, rule, 0)
+        require_at_most("model.mtp_num_layers", self.mtp_num_layers, layers)
+        encoder = self.num_encoder_layers
         rule = f"leave a decoder layer of model.num_layers={layers}"
-        self._require("num_encoder_layers", self.num_encoder_layers < layers, rule, layers - 1)
-
-    def _check_latent_attention(self) -> None:
-        """Refuse an incomplete multi-head latent attention, and its sizes without it."""
-        latent = self.multi_latent_attention
-        only_latent = (*LATENT_SIZES[:-1], "q_lora_rank", "indexer_num_heads", "indexer_head_dim")
-        only_usual = ("attention_gate_size", "window_kv_heads", "window_head_dim")
-        for key in only_usual if latent else only_latent:
-            rule = f"go with model.multi_latent_attention={as_yaml(not latent)}"
-            self._require(key, getattr(self, key) is None, rule, "null")
-        heads = self.indexer_num_heads
-        width = self.indexer_head_dim
-        rule = f"go with model.indexer_head_dim={width}"
-        self._require("indexer_num_heads", (heads is None) == (width is None), rule, "null")
-        for key in LATENT_SIZES if latent else ():
-            rule = "be given where model.multi_latent_attention=true"
-            near = 512 if key == "kv_lora_rank" else 128
-            require(getattr(self, key) is not None, f"model.{key}", rule, near)
+        require(encoder < layers, f"model.num_encoder_layers={encoder}", rule, layers - 1)
 
     def _check_experts(self) -> None:
         count = self.num_experts
         if count is None:
-            for key in ("moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"):
-                self._require(key, getattr(self, key) is None, "go with model.num_experts", "null")
             return
         require_at_most("model.moe_router_topk", self.moe_router_topk, count)
         require_at_most("model.first_k_dense_replace", self.first_k_dense_replace, self.num_layers)
-        rule = "be 0 where model.num_experts is set, since experts are modelled in decoders"
-        self._require("num_encoder_layers", not self.num_encoder_layers, rule, 0)
         groups = self.moe_router_num_groups
         used = self.moe_router_group_topk
         if groups is not None:
             require_divisor("model.moe_router_num_groups", groups, "model.num_experts", count)
             if used is not None:
                 require_at_most("model.moe_router_group_topk", used, groups)
-        function = self.score_function
-        key = "moe_router_score_function"
-        require_member(f"model.{key}", function, SCORE_FUNCTIONS)
-        unbiased = function == "sigmoid" or not self.moe_router_enable_expert_bias
-        rule = "be sigmoid with model.moe_router_enable_expert_bias"
-        self._require(key, unbiased, rule, "sigmoid")
+        require_member("model.moe_router_score_function", self.score_function, SCORE_FUNCTIONS)
         self._check_frequency()
 
     def _check_frequency(self) -> None:
@@ -371,8 +338,6 @@ class ModelConfig:
         size = f"{key} has {len(pattern)} layers, which"
         near = f"model.num_layers={len(pattern)}"
         require(len(pattern) == layers, size, f"be model.num_layers={layers}", near)
-        rule = f"be null where model.num_encoder_layers={self.num_encoder_layers}"
-        require(not self.num_encoder_layers, key, rule, "model.num_encoder_layers=0")
         without = EXPERTS not in pattern or bool(self.num_experts)
         has = f"{key}={pattern} has expert layers, and model.num_experts"
         require(without, has, "say how many experts they have", pattern.replace(EXPERTS, MLP))
@@ -383,10 +348,6 @@ class ModelConfig:
             return
         key = "model.sliding_window_pattern"
         layers = self.num_layers
-        if self.sliding_window is None:
-            raise ConfigError(
-                f"{key}={pattern} needs model.sliding_window, the tokens of a window; try null."
-            )
         if isinstance(pattern, (list, tuple)):
             near = [int(bool(pattern[i % len(pattern)])) if pattern else 1 for i in range(layers)]
             rule = f"have a 0 (global) or 1 (window) for each of the {layers} layers"

@@ -19,13 +19,13 @@ from darts_parallel.config.checks import (
     require_at_most,
     require_member,
     require_members,
-    require_none,
     require_printable_texts,
     require_within,
 )
 from darts_parallel.config.cluster import PRECISIONS as PRECISIONS
 from darts_parallel.config.cluster import ClusterConfig as ClusterConfig
 from darts_parallel.config.model import ModelConfig as ModelConfig
+from darts_parallel.config.rules import check_rules
 from darts_parallel.config.search import SearchConfig as SearchConfig
 from darts_parallel.config.trainer import EXPORTS as EXPORTS
 from darts_parallel.config.trainer import NONE, Trainer, read_trainer
@@ -100,18 +100,9 @@ class CostConfig:
             given = f"cost.term={self.term}"
             named = all(isinstance(path, str) for path in self.term)
             require(named, given, "name functions", "cost.term=package.file:function")
-            rule = "go with cost=analytic or profiled, since cost=searcher knows no stages"
-            require(self.knows_stages, given, rule, "cost=analytic")
         require_member("cost.schedule", self.schedule, schedules.names_with_chunks(1))
         self.schedule = schedules.full_name(self.schedule)
-        if self.pipeline == "simulated":
-            rule = "go with cost.name=analytic or profiled, since cost=searcher knows no stages"
-            require(self.knows_stages, "cost.pipeline=simulated", rule, "cost.pipeline=closed_form")
-            return
-        for key, only in (("schedule", "1f1b"), ("p2p", "blocking")):
-            given = getattr(self, key)
-            rule = f"go with cost.pipeline=simulated, since the closed form holds for {only} alone"
-            require(given == only, f"cost.{key}={given}", rule, "cost.pipeline=simulated")
+        check_rules("cost", self)
 
 
 @dataclass
@@ -141,14 +132,7 @@ class ObjectiveConfig:
 
     def __post_init__(self) -> None:
         check_fields("objective", self)
-        needed = {"time_under_budget": "budget_usd", "cost_under_deadline": "deadline_hours"}
-        keys = [needed[self.name]] if self.name in needed else []
-        for key in keys + (["num_iterations"] if self.in_dollars else []):
-            rule = f"be given with objective={self.name}"
-            near = 100000 if key == "num_iterations" else 100
-            require(
-                getattr(self, key) is not None, f"objective.{key}", rule, f"objective.{key}={near}"
-            )
+        check_rules("objective", self)
 
 
 RECOMPUTE = ("none", "selective", "full")
@@ -302,11 +286,7 @@ class SpaceConfig:
             self.axis_order = PIPELINES_OUTSIDE
         if self.executable:
             self.node_orders = "given"  # ranks are numbered by whoever starts the processes
-            require_members("space.cp", self.pinned("cp") or ("null",), (1,))
-            rule = f"be {LOSSLESS} with space.executable=true, as for trainer=torch"
-            for key in ("tp_comm_bits", "grad_comm_bits"):
-                bits = self.pinned(key) or (LOSSLESS,)
-                require(bits == (LOSSLESS,), f"space.{key}={getattr(self, key)}", rule, LOSSLESS)
+        check_rules("space", self)
 
     def _settle_offload(self) -> None:
         """Give kinds of offloaded state one order, and refuse shares that the trainer cannot set."""
@@ -448,14 +428,13 @@ class Config:
         require_within("tune.top", self.tune.get("top", 3), 1, MAX_SIZE)
         if self.export is not None:
             require_member("export", self.export, EXPORTS)
+        check_rules("job", self)
         if self.space.schedules is not None:
-            rule = "go with cost=analytic or profiled, since cost=searcher knows no schedules"
-            require(self.cost.knows_stages, f"space.schedules={self.space.schedules}", rule, "null")
             # schedules are compared by one reading; most have no closed form
             self.cost.pipeline = "simulated"
             self.cost.schedule = "1f1b"
         if self.space.offload is not None:
-            self._check_offload(f"space.offload={self.space.offload}")
+            self.cluster.require_host_links()
         self._check_together()
 
     def abilities(self, name: str) -> Trainer:
@@ -498,91 +477,14 @@ class Config:
         }
         return replace(training, **given)
 
-    def _check_offload(self, offload: str) -> None:
-        rule = "go with cost=analytic or profiled, since cost=searcher knows no host memory"
-        require(self.cost.knows_stages, offload, rule, "null")
-        exact = self.search.method == "exact"
-        own = self.space.offload
-        rule = f"go with space.offload=null, not {own}: no exact method knows its continuous shares"
-        require(not exact, "search.method=exact", rule, "search.method=gradient")
-        self.cluster.require_host_links()
-        rule = "go without searched orders, which keep nothing in host memory"
-        require(schedules.SEARCHED not in (self.space.schedules or ()), offload, rule, "null")
-
-    def _check_halves(self) -> None:
-        model = self.model
-        own = f"model={model.name}, whose"
-        odd_norms = (model.block_norms or 2) % 2 == 1
-        others = {
-            f"{own} decoder blocks hold two attentions": model.num_encoder_layers,
-            f"{own} pattern names single layers": model.hybrid_override_pattern,
-            f"{own} blocks come from a module": model.inputs,
-            f"{own} attention and MLP share one norm": odd_norms,
-        }
-        others |= {
-            "a cost model that knows no stages": not self.cost.knows_stages,
-            "a bilevel search": self.bilevel is not None,
-        }
-        require_none(f"space.cut={HALF_BLOCK}", others, LAYER)
-
-    def _check_adapters(self) -> None:
-        rank = self.training.lora_rank
-        require_at_most("training.lora_rank", rank, self.model.hidden_size)
-        others = {
-            "a cost model other than analytic, which are of full training": not self.cost.analytic,
-            "space.executable, since darts_parallel.run trains every weight": self.space.executable,
-            "a bilevel search, whose toy model trains every weight": self.bilevel is not None,
-        }
-        require_none(f"training.lora_rank={rank}", others if rank else {}, 0)
-
     @property
     def solved(self) -> bool:
         """Whether exact methods price plans: in closed form, without shares in host memory or own terms."""
         closed = self.cost.pipeline == "closed_form"
         return closed and self.space.offload is None and self.cost.term is None
 
-    def _check_term(self) -> None:
-        """Refuse what does not price the user's own terms."""
-        nodes = self.objective.choose_nodes or self.objective.name == "goodput"
-        orders = "searched" in (self.space.schedules or ())
-        others = {
-            "a searched order of passes": orders,
-            "sequences of many lengths": self.training.lengths is not None,
-            "a choice of nodes": nodes,
-            "a bilevel search": self.bilevel is not None,
-        }
-        require_none(f"cost.term={self.cost.term}", others if self.cost.term else {}, "null")
-
-    def _check_lengths(self) -> None:
-        """Refuse what knows full sequences alone; a given plan is priced for these, and says so."""
-        objective = self.objective.name
-        others = {
-            "tune, whose steps are of full sequences": self.tune.get("from"),
-            "failures (cluster.mtbf_hours_per_gpu)": self.cluster.mtbf_hours_per_gpu,
-            f"objective={objective}": objective != "time",
-            "cost=searcher": self.cost.name == "searcher",
-        }
-        lengths = self.training.lengths
-        planned = lengths is not None and self.plan is None
-        require_none(f"training.lengths={lengths}", others if planned else {}, "null")
-
     def _check_together(self) -> None:
-        self._check_adapters()
-        self._check_term()
-        self._check_lengths()
-        searched = self.bilevel is not None and self.plan is None
-        bits = {"a bilevel search, whose blocks have bits of their own": searched}
-        trainer = self.trainer.name
-        require_none(f"trainer={trainer}", bits if trainer != NONE else {}, "trainer=none")
-        known = self.cluster.mtbf_hours_per_gpu is not None
-        rule = "go with cluster.mtbf_hours_per_gpu, which is null"
-        near = "cluster.mtbf_hours_per_gpu=50000 cluster.checkpoint_GBps=10"
-        require(known or self.objective.name != "goodput", "objective=goodput", rule, near)
-        if self.training.optimizer == "muon":
-            others = {"experts, whose matrices are not priced": self.model.num_experts}
-            require_none("training.optimizer=muon", others, "training.optimizer=adam")
-        if self.space.cut == HALF_BLOCK:
-            self._check_halves()
+        require_at_most("training.lora_rank", self.training.lora_rank, self.model.hidden_size)
         if self.space.trainer and self.model.num_experts:
             layerwise = self.abilities(self.space.trainer).executable
             self.space.kind = (

@@ -47,7 +47,23 @@ EXPORTS = tuple(name for name in group_names("trainer") if name != NONE)
 """Names of the trainers."""
 NEWEST = tuple(name for name in EXPORTS if not name[-1].isdigit())
 """Trainers of the newest release, which reports compare; the name of another ends with its release."""
-ABOVE = {"some": 0, "many": 1}
+QUANTITIES = ("some", "none", "many")
+"""Words for values in a rule: not 0 or empty; 0 or empty; above 1."""
+
+
+def matches(value: Any, wanted: Any) -> bool:
+    """Return whether a value is one that a rule wants.
+
+    Args:
+        value: Of a setting; of several values one is enough.
+        wanted: One of `QUANTITIES`, a list of values, or a mapping `not` of one.
+    """
+    if isinstance(wanted, str):
+        return value > 1 if wanted == "many" else bool(value) == (wanted == "some")
+    several = value if isinstance(value, list | tuple) else [value]
+    if isinstance(wanted, dict):
+        return any(own not in wanted["not"] for own in several)
+    return any(own in wanted for own in several)
 
 
 @dataclass
@@ -64,10 +80,9 @@ class Lack:
 
     def __post_init__(self) -> None:
         for key, wanted in self.when.items():
-            rule = "be a list of values, some or many"
-            valid = isinstance(wanted, Sequence) and (
-                not isinstance(wanted, str) or wanted in ABOVE
-            )
+            rule = "be a list of values, some, none or many"
+            words = isinstance(wanted, str)
+            valid = wanted in QUANTITIES if words else isinstance(wanted, Sequence)
             require(valid, f"trainer.lacks.when.{key}={wanted}", rule, f"[{wanted}]")
 
     def require_settings(self, facts: Mapping[str, Any]) -> None:
@@ -87,13 +102,8 @@ class Lack:
 
     def may_hold(self, facts: Mapping[str, Any]) -> bool:
         """Return whether the settings that are in `facts` have one of the values."""
-        for key in self.when.keys() & facts.keys():
-            value = facts[key]
-            wanted = self.when[key]
-            has = value > ABOVE[wanted] if isinstance(wanted, str) else value in wanted
-            if not has:
-                return False
-        return True
+        known = self.when.keys() & facts.keys()
+        return all(matches(facts[key], self.when[key]) for key in known)
 
     def sentence(self, facts: Mapping[str, Any]) -> str:
         """Return the settings with their values and the reason, as one clause."""

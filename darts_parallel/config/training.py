@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from omegaconf import MISSING
 
 from darts_parallel.config.checks import check_fields, one_of, ranged, require
-from darts_parallel.config.cluster import NARROW, PRECISIONS
+from darts_parallel.config.cluster import PRECISIONS
+from darts_parallel.config.rules import check_rules
 
 RECOMPUTE_MODULES = (
     "core_attn",
@@ -126,19 +127,8 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check_fields("training", self)
-        rule = f"name a product with training.lora_rank={self.lora_rank}"
-        named = not self.lora_rank or bool(self.lora_targets)
-        require(named, "training.lora_targets=[]", rule, "[linear_qkv]")
-        for key, off in (("lora_dropout", 0.0), ("frozen_bits", 16)):
-            value = getattr(self, key)
-            rule = "go with training.lora_rank above 0"
-            near = f"{off}, or training.lora_rank=16"
-            require(self.lora_rank > 0 or value == off, f"training.{key}={value}", rule, near)
+        check_rules("training", self)
         smallest = self.min_dynamic_context_parallel_size
         setting = f"training.min_dynamic_context_parallel_size={smallest}"
         any_size = self.dynamic_context_parallel_sizes == "any"
         require(any_size or smallest.bit_count() == 1, setting, "be a power of two", 1)
-        narrow = self.precision in NARROW and self.fused_attention
-        setting = "training.fp8_dot_product_attention=true"
-        rule = "go with precision fp8, mxfp8 or nvfp4 and fused attention"
-        require(narrow or not self.fp8_dot_product_attention, setting, rule, "false")

@@ -11,6 +11,7 @@ import yaml
 from omegaconf import MISSING, OmegaConf
 
 from darts_parallel.config import (
+    check_rules,
     group_file,
     group_names,
     one_of,
@@ -159,7 +160,7 @@ def design_of(name: str, raw: Any, overrides: Sequence[str] = ()) -> Design:
         problems = []
         for job in jobs:
             problem = load_problem(list(map(str, own.overrides + job.overrides)))
-            _require_priceable(problem)
+            check_rules("design", problem.config)  # the bound covers no other plans
             problems.append(problem)
         sizes = {problem.cluster.num_devices for problem in problems}
         rule = "give every job the same cluster"
@@ -173,19 +174,6 @@ def design_of(name: str, raw: Any, overrides: Sequence[str] = ()) -> Design:
     budgets = tuple(sorted({1.0, *given.budgets}))
     question = (given.budget or 0.0, given.target or 0.0, budgets, given.tolerance)
     return Design(name, given.unit, *question, weights, tuple(options))
-
-
-def _require_priceable(problem: Problem) -> None:
-    """Refuse a job whose plans the bound does not cover."""
-    space = problem.config.space
-    cost = problem.config.cost
-    covered = space.kind == "uniform" and space.offload is None and cost.knows_stages
-    covered = covered and cost.term is None
-    rule = "have space=uniform, space.offload=null, cost.term=null and cost=analytic"
-    given = f"space={space.kind} with cost={cost.name}"
-    require(covered, "design.jobs", f"{rule}, not {given}", "space=uniform")
-    lengths = problem.training.lengths
-    require(lengths is None, f"training.lengths={lengths}", "be null in design.jobs", "null")
 
 
 def _counts(groups: Sequence[NodeGroup]) -> dict[str, int]:

@@ -160,8 +160,11 @@ def test_a_trainer_is_a_file_of_data_whose_rules_name_settings_and_an_exporter()
 @pytest.mark.parametrize(
     ("when", "sentence"),
     [
-        ("tp: 4", r"trainer\.lacks\.when\.tp=4 must be a list of values, some or many; try \[4\]"),
-        ("tp: lots", r"\.when\.tp=lots must be a list of values, some or many"),
+        (
+            "tp: 4",
+            r"trainer\.lacks\.when\.tp=4 must be a list of values, some, none or many; try \[4\]",
+        ),
+        ("tp: lots", r"\.when\.tp=lots must be a list of values, some, none or many"),
         (
             "tpp: many",
             r"when\.tpp must name a key of the model, the training or a strategy; try tp\.",
