@@ -83,8 +83,12 @@ def verify(
     middle = time.monotonic()
     every = find_layerwise_plan(tables, "layerwise", deadline=middle + budget, uniform=uniform)
     spent = time.monotonic() - middle
-    answers = [uniform.verification(tables, middle - began, "exhaustive", "uniform")]
-    answers.append(every.verification(tables, spent, "dynamic_programming", "layerwise"))
+    first = uniform.verification(tables)
+    second = every.verification(tables)
+    answers = [
+        replace(first, name="exhaustive", space="uniform", seconds=middle - began),
+        replace(second, name="dynamic_programming", space="layerwise", seconds=spent),
+    ]
     entries = []
     for answer in answers:
         noted = [] if answer.proven else [answer.note]

@@ -93,19 +93,14 @@ class TableResult:
         """Return the true cost of the best plan; infinite without one."""
         return inf if self.best is None else self.best.time
 
-    def verification(
-        self,
-        tables: Tables,
-        seconds: float,
-        name: str = "",
-        space: str = "",
-    ) -> "Verification":
-        """Put the answer in terms of the problem; `seconds` of wall-clock went into it."""
+    def verification(self, tables: Tables) -> "Verification":
+        """Put the answer in terms of the problem, without name, space and seconds of the method."""
         plan = None if self.best is None else self.best.to_plan(tables)
         note = self.note or self._usual_note()
-        unproven = Verification(name, plan, self.cost, seconds=seconds, space=space)
-        return replace(
-            unproven,
+        return Verification(
+            "",
+            plan,
+            self.cost,
             plans_evaluated=self.plans_evaluated,
             proven=self.proven,
             lower_bound_s=self.lower_bound,

@@ -163,14 +163,14 @@ def find_simulated_plan(
     unknown = unknown_costs(tables)
     if unknown:
         floor = simulated_lower_bound(tables, space_kind, deadline=deadline)
-        return TableResult(None, floor, False, 0, note=unknown).verification(tables, 0.0)
+        return TableResult(None, floor, False, 0, note=unknown).verification(tables)
     if number_of_plans(tables, space_kind) <= MAX_PRICED_PLANS:
         found = replace(brute_force(tables, space_kind), note=SIMULATED)
         # this proves the best plan unless the search may change the order of passes
         if any(table.pipeline.free for table in tables):
             floor = simulated_lower_bound(tables, space_kind, known=found.cost, deadline=deadline)
             found = replace(found, proven=False, lower_bound=floor, note=RULES_ONLY)
-        return found.verification(tables, 0.0)
+        return found.verification(tables)
     plan = closed_form()
     seconds = inf if plan is None else price(plan)
     floor = simulated_lower_bound(tables, space_kind, known=seconds, deadline=deadline)
@@ -179,5 +179,5 @@ def find_simulated_plan(
         plan = None
         reason = NO_CLOSED_FORM
     note = f"{reason}; only the bound is proven"
-    answer = TableResult(None, floor, False, 0, note=note).verification(tables, 0.0)
+    answer = TableResult(None, floor, False, 0, note=note).verification(tables)
     return replace(answer, plan=plan, iteration_time_s=seconds)

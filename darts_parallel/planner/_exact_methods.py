@@ -41,7 +41,7 @@ def enumerate_uniform(session: Session, deadline: float) -> None:
         even = _equal_chunks(session)
         uniform = find_uniform_plan(asked.tables, deadline=deadline, count=count, even=even)
         found.uniform = uniform
-        answer = uniform.verification(asked.tables, 0.0)
+        answer = uniform.verification(asked.tables)
     session.record("exhaustive", "uniform", answer, time.monotonic() - began)
 
 
@@ -57,7 +57,7 @@ def programme(session: Session, deadline: float) -> None:
         solved = find_layerwise_plan(
             asked.tables, asked.space_kind, known, deadline, uniform=found.uniform
         )
-        answer = solved.verification(asked.tables, 0.0)
+        answer = solved.verification(asked.tables)
         if solved.best is not None and asked.space_kind == "layerwise":
             # switches between equal strategies gain nothing
             table = asked.tables[solved.best.table]

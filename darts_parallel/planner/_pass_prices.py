@@ -54,8 +54,8 @@ class _Costs(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SharedStrategies:
-    """Strategies of the plans of one pipeline degree and order of the nodes."""
+class PlanPrices:
+    """Prices of P plans of one pipeline degree and order of the nodes."""
 
     draws: Draws
     job_at: Callable[[int], Problem]
@@ -66,6 +66,7 @@ class SharedStrategies:
     """Strategies as without context parallelism: `dp` counts all ranks that share gradients."""
     degrees: Mapping[LayerStrategy, Sequence[int]]
     """Context-parallel degrees that the space allows with each of them."""
+    given: Sequence[Plan]
 
     @property
     def knots(self) -> Array:
@@ -93,8 +94,9 @@ class SharedStrategies:
         (table,) = build_tables(job, [space])
         return table
 
-    def even_plans(self, table: CostTable) -> HardPlans:
+    def _even_plans(self) -> HardPlans:
         """Return the even uniform plans that the devices can run."""
+        table = self._longest
         free = replace(table, allowed=torch.ones_like(table.allowed))
         first = replace(free, allowed=free.allowed[:1])
         plans = even_uniform_plans(first)
@@ -103,33 +105,27 @@ class SharedStrategies:
         cost = evaluate_batch(roomy, plans)
         return plans[cost.feasible]
 
-    def hard(self, plan: Plan) -> HardPlans:
+    def _hard(self, plan: Plan) -> HardPlans:
         """Return a plan of these strategies."""
         layers = [whole(layer, plan.cp) for layer in plan.layers]
         places = [self.space.choices.index(layer) for layer in layers]
         return HardPlans.one(0, places, plan.boundaries[:-1])
 
+    @cached_property
+    def _longest(self) -> CostTable:
+        """Costs of the longest sequences without context parallelism."""
+        return self.table(1, self.draws.longest_length)
 
-@dataclass(frozen=True)
-class PlanPrices:
-    """Prices of P plans of the same strategies."""
+    @cached_property
+    def plans(self) -> HardPlans:
+        """The even uniform plans, then the given ones."""
+        return HardPlans.concatenate([self._even_plans(), *map(self._hard, self.given)])
 
-    strategies: SharedStrategies
-    plans: HardPlans
-    """The even uniform ones, then the given ones."""
-    given: Sequence[Plan]
-    limit: Array
-    """Bytes of a device, `(stages,)`."""
-
-    @staticmethod
-    def of(strategies: SharedStrategies, given: Sequence[Plan]) -> "PlanPrices":
-        """Price the even uniform plans, and the given plans behind them."""
-        table = strategies.table(1, strategies.draws.longest_length)
-        rows = [strategies.even_plans(table), *map(strategies.hard, given)]
-        plans = HardPlans.concatenate(rows)
-        capacity = table.capacity.numpy()
-        limit = capacity * (1.0 + PLAN_MEMORY_TOLERANCE)
-        return PlanPrices(strategies, plans, given, limit)
+    @cached_property
+    def limit(self) -> Array:
+        """Bytes of a device, `(stages,)`."""
+        capacity = self._longest.capacity.numpy()
+        return capacity * (1.0 + PLAN_MEMORY_TOLERANCE)
 
     @remembered
     def at(self, cp: int) -> Array:
@@ -137,7 +133,7 @@ class PlanPrices:
 
         The columns are the forward and backward passes of every stage, then the seconds once an iteration.
         """
-        grid = self.strategies.draws.grid.tolist()
+        grid = self.draws.grid.tolist()
         costs = [self.costs(cp, length) for length in grid]
         by_length = torch.stack([own.seconds for own in costs], 1)
         by_knot = by_length.reshape(KNOTS, -1, *by_length.shape[1:])
@@ -153,7 +149,7 @@ class PlanPrices:
         outer = knots.repeat_interleave(count)
         rows = torch.arange(count).repeat(KNOTS)
         plans = replace(self.plans[rows], outer=outer)
-        table = self.strategies.table(cp, length)
+        table = self.table(cp, length)
         cost = evaluate_batch(table, plans)
         blocking = pass_seconds(table, plans).blocking()
         once = cost.iteration_time - cost.pipeline_end[:, 0]
@@ -173,9 +169,9 @@ class PlanPrices:
     @cached_property
     def longest_alone(self) -> Array:
         """Seconds of every draw's longest sequence on all ranks, through all stages, `(P, D)`."""
-        draws = self.strategies.draws
+        draws = self.draws
         tokens = draws.lengths[draws.longest]
-        by_knot = weights_between(tokens, self.strategies.knots)
+        by_knot = weights_between(tokens, self.knots)
         by_length = draws.hat[draws.longest]
         seconds = np.einsum("dk,dg,pkgs->pd", by_knot, by_length, self.work)
         return seconds
@@ -184,7 +180,7 @@ class PlanPrices:
         """Return a given plan."""
         first = len(self.plans) - len(self.given)
         place = self.given.index(plan)
-        return PlanAtLengths(self, first + place)
+        return PlanAtLengths(self, [first + place])
 
     @property
     def uniform(self) -> "list[PlansAtLengths]":
@@ -193,7 +189,7 @@ class PlanPrices:
         choices = self.plans.choices[:count, 0].tolist()
         by_degree: dict[int, list[int]] = defaultdict(list)
         for number, choice in enumerate(choices):
-            strategy = self.strategies.space.choices[choice]
+            strategy = self.space.choices[choice]
             by_degree[strategy.tp].append(number)
         return [PlansAtLengths(self, numbers) for numbers in by_degree.values()]
 
@@ -208,7 +204,7 @@ class PlansAtLengths:
     @property
     def plans(self) -> "list[PlanAtLengths]":
         """The plans, one by one."""
-        return [PlanAtLengths(self.prices, number) for number in self.numbers]
+        return [PlanAtLengths(self.prices, [number]) for number in self.numbers]
 
     @property
     def ranks(self) -> int:
@@ -221,7 +217,7 @@ class PlansAtLengths:
         Args:
             tokens: Of a rank in each micro-batch.
         """
-        longest = self.prices.strategies.draws.longest_length
+        longest = self.prices.draws.longest_length
         known = self.prices.costs(cp, longest).memory
         weights = self._by_knot(tokens)
         return np.tensordot(known[self.numbers], weights, (1, 0))
@@ -229,7 +225,7 @@ class PlansAtLengths:
     def _by_knot(self, tokens: float) -> Array:
         """Return the weights of the knots at some tokens of a rank, `(K,)`."""
         every = np.array([tokens * self.ranks])
-        weights = weights_between(every, self.prices.strategies.knots)
+        weights = weights_between(every, self.prices.knots)
         return weights[0]
 
     def fits(self, cp: int, tokens: float) -> list[bool]:
@@ -248,7 +244,7 @@ class PlansAtLengths:
         Args:
             tokens: Of a rank in the fullest micro-batch.
         """
-        draws = self.prices.strategies.draws
+        draws = self.prices.draws
         work = self.prices.work[self.numbers]
         weights = self._by_knot(tokens)
         by_length = np.tensordot(work, weights, (1, 0))
@@ -265,12 +261,13 @@ def whole(strategy: LayerStrategy, cp: int) -> LayerStrategy:
     return replace(strategy, dp=strategy.dp * cp)
 
 
-@dataclass(frozen=True)
-class PlanAtLengths:
+class PlanAtLengths(PlansAtLengths):
     """One plan of `PlanPrices`."""
 
-    prices: PlanPrices
-    number: int
+    @property
+    def number(self) -> int:
+        """Its number among the plans."""
+        return self.numbers[0]
 
     @property
     def given(self) -> Plan | None:
@@ -282,7 +279,7 @@ class PlanAtLengths:
     @cached_property
     def layers(self) -> Strategies:
         """Strategy of every layer, as without context parallelism."""
-        choices = self.prices.strategies.space.choices
+        choices = self.prices.space.choices
         numbers = self.prices.plans.choices[self.number].tolist()
         return tuple(choices[number] for number in numbers)
 
@@ -309,7 +306,7 @@ class PlanAtLengths:
         given = self.given
         if given is not None:
             return [given.cp]
-        degrees = self.prices.strategies.degrees
+        degrees = self.prices.degrees
         return degrees[self.layers[0]]
 
     def to_plan(self, cp: int, num_micro_batches: int) -> Plan:
@@ -317,13 +314,8 @@ class PlanAtLengths:
         layers = tuple(replace(own, dp=own.dp // cp) for own in self.layers)
         starts = self.prices.plans.first_layers[self.number].tolist()
         boundaries = (*starts, len(layers))
-        order = self.prices.strategies.space.node_order
+        order = self.prices.space.node_order
         return Plan(num_micro_batches, boundaries, layers, cp=cp, node_order=order)
-
-    @property
-    def alone(self) -> PlansAtLengths:
-        """The plan by itself."""
-        return PlansAtLengths(self.prices, [self.number])
 
     def seconds(
         self,
@@ -368,7 +360,7 @@ class PlanAtLengths:
         Between the degrees that divide the ranks they are interpolated: a ring sends `cp - 1` parts.
         """
         tokens = load.tokens * self.ranks
-        by_knot = weights_between(tokens, self.prices.strategies.knots)
+        by_knot = weights_between(tokens, self.prices.knots)
         both = by_knot[:, :, None] * load.mix[:, None, :]
         weights = both.reshape(len(both), -1)
         degrees = np.array(divisors(self.ranks))

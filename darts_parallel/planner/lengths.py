@@ -32,7 +32,6 @@ from darts_parallel.planner._pass_prices import (
     PlanAtLengths,
     PlanPrices,
     PlansAtLengths,
-    SharedStrategies,
     whole,
 )
 from darts_parallel.planner.memory_chance import tightened
@@ -172,10 +171,9 @@ def _prices(
             for choice in space.choices:
                 degrees[whole(choice, space.cp)].append(space.cp)
         space = replace(first, choices=tuple(degrees), cp=1)
-        strategies = SharedStrategies(draws, job_at, most, space, degrees)
         own = [plan for plan in usual if plan.pp == first.pp]
         own = [plan for plan in own if plan.node_order == first.node_order]
-        result.append(PlanPrices.of(strategies, own))
+        result.append(PlanPrices(draws, job_at, most, space, degrees, own))
     return result
 
 
@@ -243,8 +241,7 @@ class _PackingSearch:
     def _given_row(self, own: PlanAtLengths) -> list[LengthPlan]:
         """Return a plan of the main search with its best packing, where one fits."""
         tried = [
-            self._tried(own.alone, self._first(own, name))
-            for name in self.problem.training.packings
+            self._tried(own, self._first(own, name)) for name in self.problem.training.packings
         ]
         fitting = [one for one in tried if one is not None]
         if not fitting:
@@ -438,7 +435,7 @@ class _PackingSearch:
         plan = own.to_plan(packing.cp, batch // sequences)
         tokens = packing.tokens(self.draws.longest_length)
         speed = float(self.draws.tokens.sum(1).mean()) / mean
-        bound = float(own.alone.least_seconds(tokens).mean())
+        bound = float(own.least_seconds(tokens).mean())
         return LengthPlan(plan, packing, (mean, quantile), speed, bound)
 
 

@@ -112,7 +112,7 @@ def test_alternatives_are_the_best_configurations_in_order() -> None:
 def test_no_plan_is_proven_where_none_fits() -> None:
     result = find_uniform_plan([random_table(3, tightness=-20.0)])
     assert result.best is None
-    assert result.verification([], 0.0).note == "no plan fits"
+    assert result.verification([]).note == "no plan fits"
     assert math.isinf(result.lower_bound)
 
 

@@ -68,7 +68,7 @@ def no_main_search(monkeypatch: pytest.MonkeyPatch) -> None:
 def searched(problem: Problem) -> tuple[lengths._PackingSearch, list[PlanAtLengths]]:
     draws = Draws.of(problem)
     prices = lengths._prices(problem, draws, [])
-    plans = [PlanAtLengths(own, number) for own in prices for number in range(len(own.plans))]
+    plans = [PlanAtLengths(own, [number]) for own in prices for number in range(len(own.plans))]
     return lengths._PackingSearch(problem, draws, prices), plans
 
 
@@ -88,9 +88,9 @@ def test_one_length_is_plain(tmp_path: Path, seed: int) -> None:
                 cost = evaluate(own.to_plan(cp, batch // dp), usual)
                 found = search._seconds(own, packing, DRAWS)
                 assert found == pytest.approx(cost.iteration_time_s, rel=2e-3)
-                (bytes_,) = own.alone.memory(cp, length / cp)
+                (bytes_,) = own.memory(cp, length / cp)
                 reserved = np.array(cost.memory_bytes) - bytes_
-                if own.prices.strategies.space.pp <= batch // dp:
+                if own.prices.space.pp <= batch // dp:
                     assert np.ptp(reserved) <= 2e-3 * max(cost.memory_bytes)
                 compared += 1
     assert compared > 20
@@ -98,7 +98,7 @@ def test_one_length_is_plain(tmp_path: Path, seed: int) -> None:
 
 def exact_seconds(problem: Problem, own: PlanAtLengths, stages: int) -> Any:
     """Return the seconds of a pass of a group from tables of its own tokens and lengths."""
-    space = own.prices.strategies.space
+    space = own.prices.space
 
     @cache
     def of_length(cp: int, tokens: int, length: int) -> dict[str, list[float]]:
@@ -258,7 +258,7 @@ def test_the_bound_of_every_draw_holds_for_random_packings(tmp_path: Path, seed:
             cp = int(rng.choice(own.degrees))
             chosen = Packing("dp_balanced", cp, budget=max(budget, 512 // cp))
         seconds = search._seconds(own, chosen, DRAWS)
-        (bound,) = own.alone.least_seconds(chosen.budget)
+        (bound,) = own.least_seconds(chosen.budget)
         assert (bound <= seconds * (1.0 + 1e-9)).all()
         alone = own.prices.longest_alone[own.number]
         once = own.prices.at(1)[own.number, :, -1].min()
@@ -325,7 +325,7 @@ def test_settings_are_near_the_best_of_a_grid_of_200(tmp_path: Path) -> None:
     problem = job(tmp_path, rows, *pins)
     search, plans = searched(problem)
     own = plans[0]
-    tried = search._tried(own.alone, search._first(own, "default_dynamic_cp"))
+    tried = search._tried(own, search._first(own, "default_dynamic_cp"))
     assert tried is not None
     chosen = search._refined(tried).packing
     budgets = np.geomspace(64, 1024, 50).astype(int).tolist()
@@ -366,7 +366,7 @@ def test_the_best_settings_over_few_draws_are_compared_over_all(
     budgets = [packing.budget for packing in search._first(own, "default_dynamic_cp")]
     assert budgets[0] == 1024
     assert budgets == sorted(budgets, reverse=True)
-    tried = search._tried(own.alone, search._first(own, "default_dynamic_cp"))
+    tried = search._tried(own, search._first(own, "default_dynamic_cp"))
     assert tried is not None
     smallest = tried._replace(packing=tried.packing._replace(min_cp=1))
     assert {near.min_cp for near in search._budgets_near(smallest, [0.5])} == {1}
@@ -411,7 +411,7 @@ def test_a_packing_fits_where_it_keeps_the_chance_of_running_out(tmp_path: Path)
         problem = tightened(job(tmp_path, {64: 3.0, 512: 1.0}, *pins, *memory))
         every = lengths._prices(problem, Draws.of(problem), [plan])
         (own,) = [prices.given_plan(plan) for prices in every if plan in prices.given]
-        fits = [own.alone.fits(1, packing.tokens(512))[0] for packing in packings]
+        fits = [own.fits(1, packing.tokens(512))[0] for packing in packings]
         fitting.append(sum(map(bool, fits)))
     assert fitting[0] < fitting[1] < len(packings)
 

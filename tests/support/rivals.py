@@ -1,6 +1,7 @@
 """Answers of rivals to problems."""
 
 import time
+from dataclasses import replace
 
 from baselines import Planner
 from darts_parallel.cost.table import build_tables
@@ -15,4 +16,4 @@ def answer(
     began, tables = time.monotonic(), build_tables(problem)
     end = None if budget is None else began + budget
     result = solve(tables, deadline=end, seed=seed)
-    return result.verification(tables, time.monotonic() - began)
+    return replace(result.verification(tables), seconds=time.monotonic() - began)
