@@ -9,12 +9,10 @@ from darts_parallel.cost import GAIN_TOLERANCE, LABEL_TOLERANCE, Array, Bools, I
 
 CHUNK = 256
 """Labels that are compared with later ones at once."""
-WIDTH = 4096
-"""Later labels of one comparison; bounds its memory."""
 EARLIER = np.triu(np.ones((CHUNK, CHUNK), dtype=bool), 1)
 """Whether a label of one block comes before another."""
 MANY = 4096
-"""Labels above which compiled code compares them."""
+"""Labels above which compiled code compares them; bounds the memory of a comparison."""
 MAX_PRICES = 24
 """Prices of a bound by default; more tighten it little."""
 
@@ -74,11 +72,8 @@ def _undominated(order: Index, rule: "_Rule") -> Index:
         block = left[:CHUNK]
         block = block[~rule.dominated(block, block, earlier=True)]
         kept.append(block)
-        later = []
-        for begin in range(CHUNK, len(left), WIDTH):
-            part = left[begin : begin + WIDTH]
-            later.append(part[~rule.dominated(block, part)])
-        left = np.concatenate([order[:0], *later])
+        later = left[CHUNK:]
+        left = later[~rule.dominated(block, later)]
     return np.concatenate(kept)
 
 

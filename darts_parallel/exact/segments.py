@@ -214,15 +214,10 @@ class StageSegments:
         values: Array,
         limits: Sequence[float],
     ) -> list[tuple[float, list[int]]]:
-        """Return `split_below` of several limits; close ones share most segments, and one program."""
-        small = values <= max(limits)
-        segments = self
-        if not small.all():
-            segments = self.keep(small)
-            values = values[small]
+        """Return `split_below` of several limits."""
         valuations = values[:, None]
         valuations = np.where(valuations <= np.array(limits), valuations, np.inf)
-        sums, starts = segments.least_sums(valuations)
+        sums, starts = self.least_sums(valuations)
         rows = zip(sums.tolist(), starts.tolist(), strict=True)
         return [(least, row if np.isfinite(least) else []) for least, row in rows]
 

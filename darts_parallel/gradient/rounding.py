@@ -279,7 +279,7 @@ class _Exchanges:
         working: Bytes of which a device needs the largest, `(N, C)`.
         seconds: Seconds per iteration of every layer alone, `(N, C)`.
         legal: Whether a layer may take a strategy, `(N, C)`.
-        live: Layers of the devices that the last round changed, rising; others have no exchange left.
+        every: Numbers of all layers, `(N,)`.
     """
 
     def __init__(self, table: CostTable, plans: HardPlans) -> None:
@@ -300,7 +300,7 @@ class _Exchanges:
         self.working = _by_layer(table.working[outer])
         self.seconds = _by_layer(_iteration_seconds(table, plans, stages))
         self.legal = _by_layer(_legal(table, plans, stages))
-        self.live: Index = np.arange(len(self.choices))
+        self.every: Index = np.arange(len(self.choices))
 
     @property
     def plan_choices(self) -> Tensor:
@@ -309,17 +309,15 @@ class _Exchanges:
 
     def repair_once(self) -> bool:
         """Exchange once in every overfull stage; return whether any plan changed."""
-        rows = self.live
-        excess = self._excess(rows)[self.device[rows]]
-        full = np.flatnonzero(excess > 0)
-        if not len(full):
+        excess = self._excess()[self.device]
+        rows = np.flatnonzero(excess > 0)
+        if not len(rows):
             return False
-        rows = rows[full]
         before = self._chosen(self.kept, rows) + self._chosen(self.working, rows)
         after = self.kept[rows] + self.working[rows]
         saved = before - after
         loss = self.seconds[rows] - self._chosen(self.seconds, rows)
-        needed = np.minimum(saved, excess[full, None])
+        needed = np.minimum(saved, excess[rows, None])
         gain = needed / loss.clip(min=LEAST_LOSS)
         factor = np.where(self._same_layout(rows), 1.0, OTHER_LAYOUT)
         gain = gain * factor
@@ -328,17 +326,13 @@ class _Exchanges:
 
     def fill_once(self) -> bool:
         """Take one faster strategy in every stage that has room; return whether any plan changed."""
-        rows = self.live
-        device = self.device[rows]
-        room = -self._excess(rows)[device, None]
-        largest = self._largest_working(rows)
-        more_working = self.working[rows] - largest[device, None]
-        more = self.kept[rows] - self._chosen(self.kept, rows)
+        room = -self._excess()[self.device, None]
+        more_working = self.working - self._largest_working()[self.device, None]
+        more = self.kept - self._chosen(self.kept, self.every)
         more = more + more_working.clip(min=0.0)
-        seconds = self._chosen(self.seconds, rows)
-        saved = seconds - self.seconds[rows]
-        useful = self.legal[rows]
-        useful &= self._same_layout(rows)
+        seconds = self._chosen(self.seconds, self.every)
+        saved = seconds - self.seconds
+        useful = self.legal & self._same_layout(self.every)
         useful &= saved > LEAST_SAVING * seconds
         useful &= more <= room
         some = np.flatnonzero(useful.any(1))
@@ -346,17 +340,16 @@ class _Exchanges:
             return False
         gain = saved[some] / more[some].clip(min=1.0)
         gain = np.where(useful[some], gain, -1.0)
-        return self._exchange(rows[some], gain)
+        return self._exchange(some, gain)
 
     def fit_prices(self) -> None:
         """Take the best strategies under the lowest price of every device's bytes at which they fit.
 
         Bisection of the multipliers of the memory constraints; the layouts of the layers stay.
         """
-        rows = self.live
-        allowed = self.legal & self._same_layout(rows)
+        allowed = self.legal & self._same_layout(self.every)
         seconds = np.where(allowed, self.seconds, np.inf)
-        now = self._chosen(self.seconds, rows)[:, 0]
+        now = self._chosen(self.seconds, self.every)[:, 0]
         devices = len(self.capacity)
         total = np.bincount(self.device, now, minlength=devices)
         scale = total / self.capacity
@@ -365,7 +358,7 @@ class _Exchanges:
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
             self._take_cheapest(seconds, scale * np.exp(middle))
-            full = self._excess(rows) > 0
+            full = self._excess() > 0
             low = np.where(full, middle, low)
             high = np.where(full, high, middle)
         self._take_cheapest(seconds, scale * np.exp(high))
@@ -395,28 +388,20 @@ class _Exchanges:
         first = order[np.flatnonzero(begins)]
         first = first[best[first] > 0]
         self.choices[rows[first]] = choice[first]
-        changed = np.zeros(len(self.capacity), dtype=bool)
-        changed[device[first]] = True
-        devices = self.device[self.live]
-        self.live = self.live[changed[devices]]
         return len(first) > 0
 
-    def _largest_working(self, rows: Index) -> Array:
-        """Return the largest working bytes of every device, `(B * pp,)`.
-
-        Args:
-            rows: All layers of the devices that count.
-        """
+    def _largest_working(self) -> Array:
+        """Return the largest working bytes of every device, `(B * pp,)`."""
         largest = np.zeros(len(self.capacity))
-        working = self._chosen(self.working, rows)[:, 0]
-        np.maximum.at(largest, self.device[rows], working)
+        working = self._chosen(self.working, self.every)[:, 0]
+        np.maximum.at(largest, self.device, working)
         return largest
 
-    def _excess(self, rows: Index) -> Array:
-        """Return bytes of every device above its capacity, `(B * pp,)`; arguments as `_largest_working`."""
-        largest = self._largest_working(rows)
-        kept = self._chosen(self.kept, rows)[:, 0]
-        total = np.bincount(self.device[rows], kept, minlength=len(largest))
+    def _excess(self) -> Array:
+        """Return bytes of every device above its capacity, `(B * pp,)`."""
+        largest = self._largest_working()
+        kept = self._chosen(self.kept, self.every)[:, 0]
+        total = np.bincount(self.device, kept, minlength=len(largest))
         return total + largest - self.capacity
 
 

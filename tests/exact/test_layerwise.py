@@ -141,7 +141,6 @@ def test_pareto_keeps_a_dominator_of_everything_it_drops(
 ) -> None:
     monkeypatch.setattr("darts_parallel.exact._pareto.MANY", many)
     monkeypatch.setattr("darts_parallel.exact._pareto.CHUNK", 32)
-    monkeypatch.setattr("darts_parallel.exact._pareto.WIDTH", 64)
     rng = np.random.default_rng(columns + 10 * states)
     values = rng.integers(0, 6, (400, columns)).astype(float)
     values[:, 0] *= columns < 5  # a column that is paid may be of nothing
