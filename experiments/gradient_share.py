@@ -6,39 +6,46 @@ python -m experiments.gradient_share problems=[t5] seeds=1
 The controls take as many steps as the descent, and polish as it does. The rivals get its CPU seconds.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf, isfinite
 
-from baselines import PLANNERS
+from baselines import PLANNERS, Planner
+from baselines._planner import Incumbent
 from darts_parallel.config import SearchConfig, ranged, read_yaml, run_main
-from darts_parallel.cost import Tables, build_tables, evaluate_batch
 from darts_parallel.exact import find_layerwise_plan
-from darts_parallel.gradient import GradientSearch, search_tables
-from darts_parallel.problem import load_problem
+from darts_parallel.gradient import GradientSearch
 from darts_parallel.report import markdown_table
 from experiments.comparison.controls import CONTROLS
-from experiments.comparison.problems import LIST, named, suite
+from experiments.comparison.methods import Contest
+from experiments.comparison.problems import LIST, SuiteCase, named, suite
 from experiments.comparison.quantiles import percent, quantile
-from experiments.comparison.runs import SPACE, gap
+from experiments.comparison.runs import (
+    ORACLE,
+    SPACE,
+    STAGES,
+    MethodRun,
+    best_known,
+    gap,
+    grouped,
+    median_of,
+)
 from experiments.study import Study, StudyOptions, report_text, run_study
 
-STAGES = ("relaxed", "repaired", "fitted", "polished")
 CLOSED = (", tight", ", uneven", "t5_1_3b on a10_8x4, loose")
 """Parts of the names of closed-form problems: little memory, or layers that all differ."""
 LARGEST = 64
 """GPUs of the largest problem that takes part."""
-UNPROVEN: dict[str, list[str]] = read_yaml(LIST)["unproven"]
-"""Problems without a proof, by name: cost terms that no exact method knows, continuous shares, orders."""
+UNPROVEN = "unproven"
+"""Variant of problems without a proof: cost terms that no exact method knows, continuous shares, orders."""
 SEARCH = SearchConfig(max_seconds=600.0)
 FREE_SEARCH = replace(SEARCH, num_steps=30, num_restarts=8, order_passes=20_000_000)
 """Settings where the schedule is free: every step simulates, and orders would be searched for minutes."""
-PROXIES = (1.0, 1.5, 2.0, 3.0)
+FACTORS = (1.0, 1.5, 2.0, 3.0)
 """Factors on messages and resharding of the tables that the exact method solves instead."""
-PROXY = "exact on proxies"
 RIVALS = ("annealing", "random_search")
+DESCENT = "descent"
 NO_DESCENT = "no descent"
 COLUMNS = (*STAGES, "at best", "largest", "CPU s")
 """Median gaps by stage; how many polished plans are the best known one, and the largest gap of them."""
@@ -54,7 +61,7 @@ class FrozenLogits(GradientSearch):
 
 
 LOOPS: dict[str, type[GradientSearch]] = {
-    "descent": GradientSearch,
+    DESCENT: GradientSearch,
     "noise": CONTROLS["no_gradient"],
     "frozen": FrozenLogits,
 }
@@ -71,97 +78,60 @@ class ShareOptions(StudyOptions):
     """Seeds 0 to `seeds` - 1."""
 
 
-@dataclass(frozen=True)
-class StageRow:
-    """Hold the stages of one run: seconds per iteration, infinite where the plan does not fit."""
+def problems(parts: Sequence[str]) -> list[SuiteCase]:
+    """Return all problems whose name contains one of `parts`.
 
-    problem: str
-    variant: str
-    seed: int
-    cpu_s: float
-    optimum: float
-    """Proven by dynamic programming; infinite if nothing is proven."""
-    relaxed: float = inf
-    repaired: float = inf
-    fitted: float = inf
-    polished: float = inf
+    Errors:
+        ConfigError: one of the parts fits no problem.
+    """
+    closed = named(suite(), CLOSED)
+    found = [case for case in closed if case.problem.cluster.num_devices <= LARGEST]
+    for name, words in read_yaml(LIST)[UNPROVEN].items():
+        found.append(SuiteCase(name, tuple(words), UNPROVEN))
+    return named(found, parts)
 
 
-def problems(parts: Sequence[str]) -> dict[str, Callable[[], Tables]]:
-    """Return the tables' makers of all problems whose name contains one of `parts`, by name."""
-    found: dict[str, Callable[[], Tables]] = {}
-    for case in named(suite(), CLOSED):
-        if case.problem.cluster.num_devices <= LARGEST:
-            found[case.name] = case.tables
-    for name, words in UNPROVEN.items():
-        found[name] = partial(_own_tables, words)
-    return {name: make for name, make in found.items() if any(p in name for p in parts or [""])}
-
-
-def _own_tables(words: list[str]) -> Tables:
-    return build_tables(load_problem(words))
-
-
-def solve(task: tuple[str, int]) -> list[StageRow]:
-    """Run every variant on one problem with one seed."""
-    name, seed = task
-    tables = problems([name])[name]()
-    own = any(table.own for table in tables)
-    unproven = name in UNPROVEN
-    settings = FREE_SEARCH if any(table.pipeline.free for table in tables) else SEARCH
-    optimum = inf if unproven else find_layerwise_plan(tables, SPACE).cost
-    rows = []
-    for variant, loop in LOOPS.items():
-        began = time.process_time()
-        result = search_tables(tables, SPACE, settings, seed, loop=loop)
-        cpu_s = time.process_time() - began
-        fitting = [stage for stage in result.stages if stage.fits] if result else []
-        stages = {stage.name: stage.iteration_time_s for stage in fitting}
-        rows.append(StageRow(name, variant, seed, cpu_s, optimum, **stages))
-    seconds = rows[0].cpu_s
-    solvers = {NO_DESCENT: partial(_polished, tables, replace(settings, max_seconds=seconds), seed)}
-    for rival in RIVALS:
-        solvers[rival] = partial(_of_rival, rival, tables, seconds, seed)
-    if own:
-        solvers[PROXY] = partial(_on_proxies, tables)
-    for variant, found in solvers.items():
-        began = time.process_time()
-        best = found()
-        cpu_s = time.process_time() - began
-        rows.append(StageRow(name, variant, seed, cpu_s, optimum, polished=best))
-    return rows
-
-
-def _of_rival(name: str, tables: Tables, seconds: float, seed: int) -> float:
-    """Return what a rival finds in so many seconds."""
-    return PLANNERS[name](tables, deadline=time.monotonic() + seconds, seed=seed).cost
-
-
-def _polished(tables: Tables, config: SearchConfig, seed: int) -> float:
-    """Return what polishing and random kicks find, without a step of descent."""
-    found = search_tables(tables, SPACE, config, seed, loop=CONTROLS["no_descent"])
-    return found.iteration_time_s if found else inf
-
-
-def _on_proxies(tables: Tables) -> float:
-    """Return the least true seconds of plans that are optimal without the term, with longer messages."""
-    seconds = [inf]
-    for factor in PROXIES:
+def offer_proxies(incumbent: Incumbent) -> None:
+    """Offer the plans that are optimal without the term, with longer messages."""
+    for factor in FACTORS:
         proxies = []
-        for table in tables:
+        for table in incumbent.tables:
             plain = replace(table, own=None)
             proxies.append(replace(plain, reshard=factor * table.reshard, p2p=factor * table.p2p))
         best = find_layerwise_plan(proxies, SPACE).best
         if best is not None:
-            cost = evaluate_batch(tables[best.table], best.plan)
-            seconds.append(float(cost.iteration_time[0]))
-    return min(seconds)
+            incumbent.offer(best.table, best.plan)
 
 
-def report(rows: Sequence[StageRow]) -> str:
+PROXIES = Planner("exact on proxies", offer_proxies, keep_all=True)
+
+
+def solve(task: tuple[SuiteCase, int]) -> list[MethodRun]:
+    """Run every variant on one problem with one seed, the exact method first where it knows the problem."""
+    case, seed = task
+    contest = Contest(case.name, case.tables())
+    tables = contest.tables
+    settings = FREE_SEARCH if any(table.pipeline.free for table in tables) else SEARCH
+    if case.variant != UNPROVEN:
+        contest.plan(ORACLE, partial(find_layerwise_plan, space_kind=SPACE), inf)
+    for variant, loop in LOOPS.items():
+        contest.search(settings, seed, variant, loop)
+    (descent,) = grouped(contest.runs, "method")[DESCENT]
+    seconds = descent.cpu_s
+    limited = replace(settings, max_seconds=seconds)
+    contest.search(limited, seed, NO_DESCENT, CONTROLS["no_descent"])
+    for rival in RIVALS:
+        contest.plan(rival, PLANNERS[rival], seconds, seed=seed)
+    if any(table.own for table in tables):
+        contest.plan(PROXIES.name, PROXIES, inf)
+    return contest.runs
+
+
+def report(rows: Sequence[MethodRun]) -> str:
     """Return medians by stage and variant, wins and losses, and the rows of unproven problems."""
-    closed = [row for row in rows if isfinite(row.optimum)]
-    own = [row for row in rows if not isfinite(row.optimum)]
+    proven = {row.problem for row in rows if row.method == ORACLE}
+    closed = [row for row in rows if row.problem in proven]
+    others = [row for row in rows if row.problem not in proven]
     parts = []
     if closed:
         fits = [f"{name} {_fitting(closed, name)}" for name in LOOPS]
@@ -170,40 +140,41 @@ def report(rows: Sequence[StageRow]) -> str:
             "Median gap to the proven optimum, by stage of the plan. A plan that does not fit counts "
             f"as infinitely slow. The relaxed plan fits in: {', '.join(fits)} runs.",
             markdown_table(("variant", *COLUMNS), lines),
-            [_against(closed, other) for other in LOOPS if other != "descent"],
+            [_against(closed, other) for other in LOOPS if other != DESCENT],
         ]
-    if own:
+    if others:
         parts += [
             "Problems without a proof: median gap to the best plan of all methods and seeds.",
-            _own_table(own),
+            _unproven_table(others),
         ]
     return report_text(*parts)
 
 
-def _fitting(rows: Sequence[StageRow], variant: str) -> str:
-    relaxed = [row.relaxed for row in rows if row.variant == variant]
+def _fitting(rows: Sequence[MethodRun], variant: str) -> str:
+    relaxed = _seconds(rows, variant, "relaxed")
     return f"{sum(map(isfinite, relaxed))} of {len(relaxed)}"
 
 
-def _cells(rows: Sequence[StageRow], variant: str) -> list[str]:
+def _cells(rows: Sequence[MethodRun], variant: str) -> list[str]:
     """Return a variant's median gaps by stage, its polished gaps, and its median seconds."""
-    mine = [row for row in rows if row.variant == variant]
-    stages = STAGES if variant in LOOPS else STAGES[-1:]
+    mine = grouped(rows, "method")[variant]
+    best = best_known(rows)
+    stages = [*STAGES] if variant in LOOPS else [*STAGES][-1:]
     cells = ["-"] * (len(STAGES) - len(stages))
     for stage in stages:
-        gaps = [gap(getattr(row, stage), row.optimum) for row in mine]
+        times = zip(mine, _seconds(rows, variant, stage), strict=True)
+        gaps = [gap(seconds, best[row.problem]) for row, seconds in times]
         cells.append(percent(quantile(gaps, 50)))
     # the polished ones: the last stage
     ties = f"{sum(own < TIE for own in gaps)} of {len(gaps)}"
-    seconds = f"{quantile([row.cpu_s for row in mine], 50):.1f}"
-    return [*cells, ties, percent(max(gaps)), seconds]
+    return [*cells, ties, percent(max(gaps)), f"{median_of(mine, 'cpu_s'):.1f}"]
 
 
-def _against(rows: Sequence[StageRow], other: str) -> str:
+def _against(rows: Sequence[MethodRun], other: str) -> str:
     """Count runs in which descent is better and worse than a control, by stage."""
     counts = []
-    for stage in STAGES[1:]:
-        own = _seconds(rows, "descent", stage)
+    for stage in [*STAGES][1:]:
+        own = _seconds(rows, DESCENT, stage)
         control = _seconds(rows, other, stage)
         runs = list(zip(own, control, strict=True))
         better = sum(mine < its * (1.0 - TIE) for mine, its in runs)
@@ -212,20 +183,17 @@ def _against(rows: Sequence[StageRow], other: str) -> str:
     return f"- Descent against {other}, {'; '.join(counts)}."
 
 
-def _seconds(rows: Sequence[StageRow], variant: str, stage: str) -> list[float]:
+def _seconds(rows: Sequence[MethodRun], variant: str, stage: str) -> list[float]:
     """Return the seconds of a stage, whose problems and seeds are in one order for all variants."""
-    return [getattr(row, stage) for row in rows if row.variant == variant]
+    return [getattr(row, STAGES[stage]) for row in rows if row.method == variant]
 
 
-def _own_table(rows: Sequence[StageRow]) -> list[str]:
+def _unproven_table(rows: Sequence[MethodRun]) -> list[str]:
     """Return the gaps to the best plan of all methods on problems without a proof."""
     lines = []
-    for problem in dict.fromkeys(row.problem for row in rows):
-        mine = [row for row in rows if row.problem == problem]
-        best = min(row.polished for row in mine)
-        known = [replace(row, optimum=best) for row in mine]
-        variants = dict.fromkeys(row.variant for row in mine)
-        lines += [(problem, variant, *_cells(known, variant)) for variant in variants]
+    for problem, mine in grouped(rows, "problem").items():
+        for variant in grouped(mine, "method"):
+            lines.append((problem, variant, *_cells(mine, variant)))
     return markdown_table(("problem", "variant", *COLUMNS), lines, left=(0, 1))
 
 
@@ -239,9 +207,9 @@ def run(options: ShareOptions) -> int:
         report,
     )
     tasks = {}
-    for name in problems(options.problems):
+    for case in problems(options.problems):
         for seed in range(options.seeds):
-            tasks[f"{name}, seed {seed}"] = (name, seed)
+            tasks[f"{case.name}, seed {seed}"] = (case, seed)
     return run_study(study, tasks, options)
 
 

@@ -5,12 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
+from typing import TypeVar
 
 from baselines import PLANNERS
 from darts_parallel.config import SearchConfig, load_config, one_of, ranged
 from darts_parallel.cost import Tables
+from darts_parallel.errors import Entries
 from darts_parallel.exact import TableResult, find_layerwise_plan, find_uniform_plan
-from darts_parallel.gradient import search_tables
+from darts_parallel.gradient import GradientSearch, search_tables
 from darts_parallel.planner import solve
 from experiments.comparison.problems import SuiteCase
 from experiments.comparison.runs import (
@@ -18,6 +20,7 @@ from experiments.comparison.runs import (
     ORACLE,
     SEARCH,
     SPACE,
+    STAGES,
     UNIFORM,
     MethodRun,
     gap,
@@ -26,6 +29,7 @@ from experiments.comparison.runs import (
 )
 from experiments.study import StudyOptions, unless_interrupted
 
+Found = TypeVar("Found")
 METHODS = (AUTO, SEARCH, UNIFORM, *PLANNERS)
 EXTRA_SECONDS = 1.1
 """Seconds of a rival over those of the gradient search: equal wall-clock, and a tenth against noise."""
@@ -61,40 +65,48 @@ class Contest:
     tables: Tables
     runs: list[MethodRun] = field(default_factory=list)
 
-    def search(self, settings: SearchConfig, seed: int) -> None:
-        """Run the gradient search.
+    def search(
+        self,
+        settings: SearchConfig,
+        seed: int,
+        method: str = SEARCH,
+        loop: type[GradientSearch] = GradientSearch,
+    ) -> None:
+        """Run the gradient search, or a control of it.
 
         Errors:
             KeyboardInterrupt: the user stopped it.
         """
-        began = time.monotonic()
-        found = search_tables(self.tables, SPACE, settings, seed)
-        took = time.monotonic() - began
-        run = MethodRun(self.problem, SEARCH, seed, inf, took, 0, raw_time_s=inf)
+        find = partial(search_tables, self.tables, SPACE, settings, seed, loop=loop)
+        found, run = self.timed(method, seed, find)
+        run = replace(run, raw_time_s=inf)
         if found is not None:
             unless_interrupted(found)
-            fitted = next(stage for stage in found.stages if stage.name == "fitted")
-            run = replace(
-                run,
-                iteration_time_s=found.iteration_time_s,
-                seconds=found.seconds,
-                evaluations=found.plans_evaluated,
-                raw_time_s=fitted.iteration_time_s,
-            )
+            fitting = [stage for stage in found.stages if stage.fits]
+            times: Entries = {STAGES[stage.name]: stage.iteration_time_s for stage in fitting}
+            run = replace(run, seconds=found.seconds, evaluations=found.plans_evaluated, **times)
         self.runs.append(run)
 
     def plan(
         self, method: str, planner: Callable[..., TableResult], seconds: float, **given: int
     ) -> TableResult:
         """Run another planner for at most `seconds`, with a seed in `given` where it takes one."""
-        began = time.monotonic()
-        answer = planner(self.tables, deadline=began + seconds, **given)
-        took = time.monotonic() - began
-        seed = given.get("seed")
-        plans = answer.plans_evaluated
-        run = MethodRun(self.problem, method, seed, answer.cost, took, plans, answer.proven)
-        self.runs.append(run)
+        find = partial(planner, self.tables, deadline=time.monotonic() + seconds, **given)
+        answer, run = self.timed(method, given.get("seed"), find)
+        run = replace(run, iteration_time_s=answer.cost, evaluations=answer.plans_evaluated)
+        self.runs.append(replace(run, proven=answer.proven))
         return answer
+
+    def timed(
+        self, method: str, seed: int | None, find: Callable[[], Found]
+    ) -> tuple[Found, MethodRun]:
+        """Return what a method finds, and a row with the seconds that it takes."""
+        began = time.monotonic()
+        worked = time.process_time()
+        found = find()
+        cpu_s = time.process_time() - worked
+        took = time.monotonic() - began
+        return found, MethodRun(self.problem, method, seed, inf, took, 0, cpu_s=cpu_s)
 
 
 def run_case(case: SuiteCase, options: CompareOptions) -> list[MethodRun]:
@@ -131,10 +143,8 @@ def run_case(case: SuiteCase, options: CompareOptions) -> list[MethodRun]:
 
 
 def _auto(contest: Contest, search: SearchConfig) -> MethodRun:
-    began = time.monotonic()
-    session = solve(contest.tables, SPACE, replace(search, method=AUTO))
-    took = time.monotonic() - began
+    find = partial(solve, contest.tables, SPACE, replace(search, method=AUTO))
+    session, run = contest.timed(AUTO, None, find)
     seconds = session.best.iteration_time_s if session.best else inf
-    plans = session.found.plans_evaluated
-    proven = session.proven is not None
-    return MethodRun(contest.problem, AUTO, None, seconds, took, plans, proven)
+    run = replace(run, iteration_time_s=seconds, evaluations=session.found.plans_evaluated)
+    return replace(run, proven=session.proven is not None)

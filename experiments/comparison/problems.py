@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cached_property
 
 import torch
 
 from darts_parallel.config import read_yaml
 from darts_parallel.cost import CostTable, Tables, build_tables, evaluate_batch, lightest_plans
-from darts_parallel.errors import ConfigError, Entries
+from darts_parallel.errors import ConfigError, Entries, closest
 from darts_parallel.problem import Problem, load_problem
 from experiments.data import DATA
 
@@ -121,6 +120,6 @@ def named(cases: Sequence[SuiteCase], parts: Sequence[str]) -> list[SuiteCase]:
 
 def _unknown(part: str, cases: Sequence[SuiteCase]) -> ConfigError:
     words = {word.strip(",") for case in cases for word in case.name.split()}
-    near = get_close_matches(part, sorted(words), n=1, cutoff=0.0)[0]
+    near = closest(part, sorted(words))
     given = f"problems={part} is part of no problem's name"
     return ConfigError(f"{given}, such as {cases[0].name!r}; try {near}.")

@@ -15,6 +15,15 @@ AUTO = "auto"
 """Order of methods of `search=auto` (`darts_parallel.planner.methods`)."""
 
 
+STAGES = {
+    "relaxed": "relaxed_time_s",
+    "repaired": "repaired_time_s",
+    "fitted": "raw_time_s",
+    "polished": "iteration_time_s",
+}
+"""Fields of a row by the stages of a search's plan."""
+
+
 @dataclass(frozen=True)
 class MethodRun:
     """Hold what one method found on one problem with one seed: a row of a comparison."""
@@ -33,6 +42,11 @@ class MethodRun:
     """Seconds per iteration before polishing; None where a method does not polish."""
     gap: float = inf
     """Relative distance from the proven optimum, or from a lower bound where the proof stopped."""
+    relaxed_time_s: float = inf
+    """Seconds per iteration of the relaxed plan, rounded; infinite where it does not fit."""
+    repaired_time_s: float = inf
+    """Seconds per iteration of the repaired plan; infinite where it does not fit."""
+    cpu_s: float = 0.0
 
 
 def gap(seconds: float, reference: float) -> float:
