@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.nn.functional import all_to_all_single
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional
 
 from darts_parallel.config import ModelConfig
@@ -142,10 +142,9 @@ class Expert(Mlp):
         for name, dim in (("up", 0), ("gate", 0), ("down", 1)):
             linear = getattr(self, name)
             if linear is not None:
-                parts = linear.weight.detach().chunk(mesh.size(), dim)
-                part = parts[mesh.get_local_rank()].contiguous()
-                whole = DTensor.from_local(part, mesh, [Shard(dim)], run_check=False)
-                linear.weight = nn.Parameter(whole)
+                whole = linear.weight.detach()
+                divided = distribute_tensor(whole, mesh, [Shard(dim)], src_data_rank=None)
+                linear.weight = nn.Parameter(divided)
 
 
 class ExpertBank(nn.Module):

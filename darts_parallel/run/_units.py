@@ -17,14 +17,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from darts_parallel.config import LOSSLESS, ModelConfig
 from darts_parallel.cost import BLOCK, Tensors
 from darts_parallel.errors import Entries
 from darts_parallel.plans import LayerStrategy
 from darts_parallel.run._experts import ExpertBank, expert_bank
-from darts_parallel.run._layouts import local
+from darts_parallel.run._layouts import local, redistributed
 from darts_parallel.run._lossy import ErrorFeedback, padded
 from darts_parallel.run._transformer import parameter_names
 
@@ -166,8 +166,7 @@ class Replicated(Unit):
         if self.feedback is not None:
             part = self.feedback.share(flat)
         else:
-            part = torch.empty_like(_part(flat, self.mesh["shard"]))
-            dist.reduce_scatter_single(part, flat, group=self.groups[0])
+            part = redistributed(flat, self.mesh["shard"], Partial(), Shard(0))
             for group in self.groups[1:]:
                 dist.all_reduce(part, group=group)
         # the optimizer's copy of the parameters lives only from here to `publish`
@@ -248,9 +247,7 @@ class Replicated(Unit):
         return _part(self._flat(parts), self.mesh["shard"]).clone()
 
     def _gathered(self, part: Tensor) -> Tensor:
-        flat = part.new_empty(self._size)
-        dist.all_gather_single(flat, part, group=self.groups[0])
-        return flat
+        return redistributed(part, self.mesh["shard"], Shard(0), Replicate())
 
     def _release(self) -> None:
         self.slots[0].data = self.slots[0].data.new_empty(0)

@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime, get_schedule_class
-from torch.distributed.tensor import Partial, Replicate
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn import functional
 
-from darts_parallel.errors import Amounts, Entries
+from darts_parallel.errors import Amounts
 from darts_parallel.plans import Plan
 from darts_parallel.problem import Problem
 from darts_parallel.run._chunks import StageChunk, build, compute_dtype, head_index, table_rows
-from darts_parallel.run._layouts import Meshes, converted_logits, redistributed
+from darts_parallel.run._layouts import Meshes, converted_logits, local
 from darts_parallel.run._units import TiedTables
 
 
@@ -31,8 +33,9 @@ def cross_entropy_sum(
 ) -> Tensor:
     """Return the summed cross-entropy, nats; equal on all ranks of the mesh.
 
-    As Megatron-LM's vocabulary-parallel loss (Shoeybi et al. 2019, arXiv 1909.08053, section 3), which
-    never gathers the logits; columns beyond the vocabulary count as impossible.
+    Megatron-LM's vocabulary-parallel loss (Shoeybi et al. 2019, arXiv 1909.08053, section 3), which never
+    gathers the logits, is `loss_parallel` of PyTorch: it must be on here and in the backward pass. Columns
+    beyond the vocabulary count as impossible.
 
     Args:
         logits: This rank's columns, shape `(b, T, V / tp)`.
@@ -42,19 +45,10 @@ def cross_entropy_sum(
     """
     first = mesh.get_local_rank() * logits.shape[-1] if mesh else 0
     columns = first + torch.arange(logits.shape[-1], device=logits.device)
-    logits = logits.float().masked_fill(columns >= valid, -torch.inf)
-    largest = logits.detach().amax(-1)
+    logits = logits.float().masked_fill(columns >= valid, -torch.inf).flatten(0, 1)
     if mesh is not None:
-        dist.all_reduce(largest, dist.ReduceOp.MAX, mesh.get_group())
-    mine = (targets >= first) & (targets < first + logits.shape[-1])
-    index = (targets - first).masked_fill(~mine, 0).unsqueeze(-1)
-    picked = logits.gather(-1, index).squeeze(-1)
-    picked = picked.masked_fill(~mine, 0.0)
-    total = (logits - largest.unsqueeze(-1)).exp().sum(-1)
-    if mesh is not None:  # every rank goes on with the sums, whose gradient is that of each part
-        total = redistributed(total, mesh, Partial(), Replicate())
-        picked = redistributed(picked, mesh, Partial(), Replicate())
-    return (total.log() + largest - picked).sum()
+        logits = DTensor.from_local(logits, mesh, [Shard(1)], run_check=False)
+    return local(functional.cross_entropy(logits, targets.flatten(), reduction="sum"))
 
 
 def global_batch(problem: Problem, seed: int, step: int) -> Tensor:
@@ -170,7 +164,7 @@ class Engine:
         before = phases["forward"] + phases["backward"]
         few_bits = self.dtype is torch.bfloat16
         own_types = torch.autocast(self.device.type, self.dtype, enabled=few_bits)
-        with self.clock.timed("waiting"), own_types:
+        with self.clock.timed("waiting"), own_types, loss_parallel():
             if self.schedule is None:
                 losses = self._in_turn(inputs, targets)
             else:
@@ -250,38 +244,12 @@ class Engine:
         return kind(own, count, **options)
 
     def _stage(self, place: int, chunk: StageChunk) -> PipelineStage:
-        first, end = self.plan.boundaries[place : place + 2]
-        passed: Entries = {
-            "input_args": self._passed(first - 1),
-            "output_args": self._passed(end - 1),
-        }
-        count = self.plan.num_chunks
         group = self.meshes.pipeline
-        stage = PipelineStage(chunk, place, count, self.device, **passed, group=group)
+        stage = PipelineStage(chunk, place, self.plan.num_chunks, self.device, group=group)
         for phase in ("forward", "backward"):
             name = f"{phase}_one_chunk"
             setattr(stage, name, self.clock.timed(phase)(getattr(stage, name)))
         return stage
-
-    def _passed(self, index: int) -> Tensor:
-        """Return what layer `index` passes on, without values; the tokens where there is no such layer."""
-        plan = self.plan
-        problem = self.problem
-        training = problem.training
-        config = problem.model.config
-        length = training.seq_len
-        head = head_index(problem)
-        layer = plan.layers[min(max(index, 0), head)]
-        batch = training.global_batch_size // (layer.dp * plan.num_micro_batches)
-        if index < 0:
-            return torch.empty(batch, length, dtype=torch.long, device="meta")
-        columns = config.hidden_size
-        if index >= head:
-            columns = table_rows(config.vocab_size, layer.tp) // layer.tp
-        elif layer.sequence_parallel:
-            length //= layer.tp
-        shape = (batch, length, columns)
-        return torch.empty(shape, dtype=self.dtype, device="meta", requires_grad=True)
 
 
 def make_optimizer(problem: Problem, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
