@@ -201,7 +201,7 @@ class JointSpace:
         owners = []
         for batch in batches:
             for table in build_tables(problem.with_training(global_batch_size=batch)):
-                tables.append(_without_dominated(table))
+                tables.append(without_dominated(table, Candidate.of))
                 owners.append(batch)
         # refused before anything trains; what these bounds let pass is refused by the exact optimum
         if not any(bool(outer_lower_bounds(table).isfinite().any()) for table in tables):
@@ -259,15 +259,3 @@ class JointSpace:
         own = priced(own, prices, seconds)
         plan = canonical(own, plans[index : index + 1]).to_plan(0, own)
         return BatchPlan(plan, self.blocks_of(plan), batch, seconds, float(steps[index]))
-
-
-def _without_dominated(table: CostTable) -> CostTable:
-    """Drop strategies that one of the same degrees and bits beats or equals in everything."""
-    groups: dict[Candidate, list[int]] = {}
-    for index, choice in enumerate(table.choices):
-        groups.setdefault(Candidate.of(choice), []).append(index)
-    kept = []
-    for members in groups.values():
-        left = without_dominated(table.keep_choices(members)).choices
-        kept += [index for index in members if table.choices[index] in left]
-    return table.keep_choices(sorted(kept))

@@ -47,12 +47,10 @@ from darts_parallel.cost.host_memory import lengthening as lengthening
 from darts_parallel.cost.host_memory import without_offloadable_memory as without_offloadable_memory
 from darts_parallel.cost.layer_costs import TIME_TERMS as TIME_TERMS
 from darts_parallel.cost.layer_costs import shard_groups as shard_groups
+from darts_parallel.cost.layer_costs import state_by_kind as state_by_kind
 from darts_parallel.cost.lightest import lightest_plans as lightest_plans
-from darts_parallel.cost.memory import StateBytes as StateBytes
 from darts_parallel.cost.memory import padded_vocabulary as padded_vocabulary
-from darts_parallel.cost.memory import parameters_per_rank as parameters_per_rank
 from darts_parallel.cost.memory import state_bytes as state_bytes
-from darts_parallel.cost.memory import static_bytes as static_bytes
 from darts_parallel.cost.own_terms import COMPUTE as COMPUTE
 from darts_parallel.cost.own_terms import OwnTerm as OwnTerm
 from darts_parallel.cost.own_terms import OwnTerms as OwnTerms
@@ -73,7 +71,6 @@ from darts_parallel.cost.searcher import CONSTANTS as CONSTANTS
 from darts_parallel.cost.searcher import Product as Product
 from darts_parallel.cost.searcher import SearcherModel as SearcherModel
 from darts_parallel.cost.searcher import products as products
-from darts_parallel.cost.sharding import ShardGroup as ShardGroup
 from darts_parallel.cost.sharding import accumulation_seconds as accumulation_seconds
 from darts_parallel.cost.simulation import Criticalities as Criticalities
 from darts_parallel.cost.simulation import Event as Event

@@ -26,7 +26,7 @@ from darts_parallel.cost.compute import (
     unread_seconds,
     weight_cast_seconds,
 )
-from darts_parallel.cost.memory import gathered_bytes, parameters_per_rank, static_bytes
+from darts_parallel.cost.memory import StateBytes, gathered_bytes, parameters_per_rank, static_bytes
 from darts_parallel.cost.sharding import (
     ShardGroup,
     accumulation_seconds,
@@ -37,6 +37,7 @@ from darts_parallel.cost.sharding import (
 )
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms import TERMS, Contribution, CostTerm, terms_of
+from darts_parallel.errors import Amounts
 from darts_parallel.problem import LayerSpec, Scalar
 
 CONTEXT = "context_parallel"
@@ -273,6 +274,29 @@ def shard_groups(stage: StageContext, layer: LayerSpec, *, counts_table: bool) -
     for term in terms_of(layer):
         groups += term.shard_groups(stage, layer)
     return groups
+
+
+def state_by_kind(
+    stage: StageContext, layer: LayerSpec, state: StateBytes, *, counts_table: bool
+) -> Amounts:
+    """Return the bytes of `layer` on a rank: parameters, gradients, and optimizer state, by these words.
+
+    Args:
+        stage: With one strategy.
+        state: Bytes per parameter.
+        counts_table: As in `shard_groups`.
+    """
+    kinds = {
+        "parameters": StateBytes(state.parameter, 0.0, 0.0),
+        "gradients": StateBytes(0.0, state.gradient, 0.0),
+        "optimizer state": StateBytes(0.0, 0.0, state.optimizer),
+    }
+    found = dict.fromkeys(kinds, 0.0)
+    for group in shard_groups(stage, layer, counts_table=counts_table):
+        owners = (group.parameters, group.shards, stage.choices.zero_stage)
+        for kind, part in kinds.items():
+            found[kind] += float(static_bytes(*owners, group.held(part)))
+    return found
 
 
 def _micro_batch_seconds(

@@ -1,7 +1,7 @@
 """Equal names for equal things: strategies that change nothing for a layer follow the other layers."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -9,9 +9,12 @@ import torch
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.hard_plans import HardPlans
 from darts_parallel.cost.rows import flatnonzero
+from darts_parallel.plans import LayerStrategy
 
 MAX_COMPARISONS = 1 << 24
 """Comparisons that are made at once; they bound the memory."""
+Kind = Callable[[LayerStrategy], object]
+"""Strategies of one kind alone are compared."""
 
 
 def canonical(table: CostTable, plan: HardPlans) -> HardPlans:
@@ -63,10 +66,10 @@ def without_needless_simulation(table: CostTable) -> CostTable:
     return replace(table, pipeline=replace(table.pipeline, simulated=False))
 
 
-def without_dominated(table: CostTable) -> CostTable:
+def without_dominated(table: CostTable, kind: Kind = lambda strategy: None) -> CostTable:
     """Return the table without strategies that another one beats or equals in everything.
 
-    A strategy is dominated if another one of the same layout needs no more seconds and no more
+    A strategy is dominated if another one of the same layout and kind needs no more seconds and no more
     bytes, for every layer, stage and outer choice; of equal ones the first is kept. No optimum is
     lost: the other strategy can take its place in any plan of any space. Synchronisation may be
     longer by the seconds that the micro-batch is shorter (a shorter backward hides less of it): the
@@ -82,8 +85,11 @@ def without_dominated(table: CostTable) -> CostTable:
     rows = [(~allowed).to(torch.float64) for allowed in legal]
     rows += [_distinct_layers(values).flatten(0, -2) for values in _figures(table)]
     dominated = torch.zeros(len(table.choices), dtype=torch.bool)
-    for layout in torch.unique(table.layout):
-        members = flatnonzero(table.layout == layout)
+    groups = defaultdict[object, list[int]](list)
+    for index, strategy in enumerate(table.choices):
+        groups[int(table.layout[index]), kind(strategy)].append(index)
+    for own in groups.values():
+        members = torch.tensor(own)
         dominated[members] = _dominated([values[:, members] for values in rows])
     if not bool(dominated.any()):
         return table

@@ -17,9 +17,7 @@ from darts_parallel.cost import (
     FUSED_BACKWARD_FACTOR,
     TERMS,
     TIME_TERMS,
-    ShardGroup,
     StageContext,
-    StateBytes,
     accumulation_seconds,
     evaluate,
     forward_kernels,
@@ -28,7 +26,7 @@ from darts_parallel.cost import (
     neighbour_seconds,
     plan_contributions,
     shard_groups,
-    static_bytes,
+    state_by_kind,
     table_reading,
     terms_of,
 )
@@ -232,22 +230,15 @@ class _PlanTerms:
 
     def _state_lines(self, group: _Group) -> Iterator[Line]:
         """Yield the parameters, gradients and optimizer state of a group of layers."""
-        context = self._context(group.layers[0])
-        state = context.state
-        parts = {
-            "parameters": StateBytes(state.parameter, 0.0, 0.0),
-            "gradients": StateBytes(0.0, state.gradient, 0.0),
-            "optimizer state": StateBytes(0.0, 0.0, state.optimizer),
-        }
-        zero = context.choices.zero_stage
+        rows = []
+        for index in group.layers:
+            stage = self._context(index)
+            own = self._counts_table(index)
+            rows.append(state_by_kind(stage, self.layers[index], stage.state, counts_table=own))
         factor = float(self.devices[group.stage].state_factor)
-        shards = [shard for i in group.layers for shard in self._shards(i)]
-        for term, part in parts.items():
-            held = 0.0
-            for shard in shards:
-                size = shard.held(part)
-                held += float(static_bytes(shard.parameters, shard.shards, zero, size))
-            yield Line(group.stage, group.words, term, factor * held)
+        for term in rows[0]:
+            size = sum(held[term] for held in rows)
+            yield Line(group.stage, group.words, term, factor * size)
 
     def _context(self, index: int) -> StageContext:
         """Return the context that prices the strategy of a layer on its stage."""
@@ -257,11 +248,9 @@ class _PlanTerms:
         space = OuterSpace(plan.pp, (plan.num_micro_batches,), strategies, plan.cp)
         return StageContext.build(self.problem, topology, space)
 
-    def _shards(self, index: int) -> list[ShardGroup]:
-        """Return the parameters of a layer on a rank; a tied table that its stage holds counts once."""
-        layer = self.layers[index]
-        own = not (layer.tied and self.plan.pp == 1 and index > 0)
-        return shard_groups(self._context(index), layer, counts_table=own)
+    def _counts_table(self, index: int) -> bool:
+        """Return whether a layer counts its table; a tied one that its stage holds counts once."""
+        return not (self.layers[index].tied and self.plan.pp == 1 and index > 0)
 
     def _layer_seconds(self, index: int) -> Amounts:
         """Return the seconds of one layer and micro-batch by term, its compute split by kernel."""
@@ -270,7 +259,9 @@ class _PlanTerms:
         choice = self.choices[index]
         terms = {name: float(values[place][choice]) for name, values in table.terms.items()}
         stage = self._context(index)
-        gradients = sum(float(accumulation_seconds(stage, one)) for one in self._shards(index))
+        own = self._counts_table(index)
+        shards = shard_groups(stage, self.layers[index], counts_table=own)
+        gradients = sum(float(accumulation_seconds(stage, one)) for one in shards)
         compute = terms["compute"] - gradients
         parts = _compute_parts(stage, self.layers[index]) or {"measured compute": compute}
         if self.problem.model.half_blocks:  # a half has its share of the block's launch

@@ -9,19 +9,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from darts_parallel.cost import (
-    StateBytes,
-    Tensors,
-    float_tensor,
-    parameters_per_rank,
-    state_bytes,
-    static_bytes,
-)
+from darts_parallel.cost import StageContext, Tensors, state_by_kind, state_bytes
 from darts_parallel.errors import Amounts
-from darts_parallel.plans import Plan
+from darts_parallel.plans import OuterSpace, Plan
 from darts_parallel.problem import Problem
 from darts_parallel.run._chunks import LOSS, head_index, share_one_table, table_rows
-from darts_parallel.run._layouts import shard_ranks
 from darts_parallel.run._transformer import block_name, build_layer, parameter_names
 from darts_parallel.run._units import byte_size
 from darts_parallel.run.engine import Engine, global_batch, make_optimizer, of_all_ranks
@@ -91,31 +83,15 @@ class Reference:
 def predicted_bytes(problem: Problem, plan: Plan, stage: int) -> list[float]:
     """Predict bytes of parameters, gradients and optimizer state on a rank of `stage`, in float32."""
     state = state_bytes("fp32", problem.training.optimizer)
-    kinds = [
-        StateBytes(state.parameter, 0, 0),
-        StateBytes(0, state.gradient, 0),
-        StateBytes(0, 0, state.optimizer),
-    ]
-    vocabulary = problem.model.config.vocab_size
-    sums = [0.0, 0.0, 0.0]
-    for index, strategy in enumerate(plan.layers):
-        if plan.stage_of_layer[index] != stage:
-            continue
-        zero = float_tensor(strategy.zero_stage)
-        spec = problem.model.layers[index]
-        if index == head_index(problem) and share_one_table(problem, plan):
-            spec = replace(spec, vocabulary_parameters=0)
-        parameters = parameters_per_rank(spec, vocabulary, float_tensor(strategy.tp))
-        # parameters of a rank and ranks that shard them, experts apart
-        groups = [(parameters, shard_ranks(strategy))]
-        if spec.experts is not None:
-            held = strategy.ep * strategy.etp
-            replicas = problem.cluster.num_devices // plan.pp // held
-            groups.append((float_tensor(spec.experts.parameters / held), replicas))
-        for parameters, shards in groups:
-            for kind, part in enumerate(kinds):
-                sums[kind] += float(static_bytes(parameters, float_tensor(shards), zero, part))
-    return sums
+    topology = problem.cluster.stage_topology(stage, plan.pp)
+    rows = []
+    for index, layer in enumerate(problem.model.layers):
+        if plan.stage_of_layer[index] == stage:
+            shared = index == head_index(problem) and share_one_table(problem, plan)
+            space = OuterSpace(plan.pp, (plan.num_micro_batches,), (plan.layers[index],))
+            context = StageContext.build(problem, topology, space)
+            rows.append(state_by_kind(context, layer, state, counts_table=not shared))
+    return [sum(own[kind] for own in rows) for kind in rows[0]]
 
 
 TOLERANCE = 1e-5
