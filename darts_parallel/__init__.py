@@ -24,27 +24,6 @@ if TYPE_CHECKING:
     from darts_parallel.api import plan as plan
     from darts_parallel.api import search as search
 
-_LATE = (
-    "CostBreakdown",
-    "LayerStrategy",
-    "ModuleGraph",
-    "Plan",
-    "Planned",
-    "PlannedJob",
-    "PlanView",
-    "Problem",
-    "SearchResult",
-    "evaluate",
-    "load_problem",
-    "plan",
-    "search",
-)
-__getattr__ = lazy_names(__name__, {"api": _LATE})
-
-
-def __dir__() -> list[str]:
-    """Return all public names, late imports among them."""
-    return sorted({*globals(), *_LATE})
-
+__getattr__, __dir__ = lazy_names(__name__)
 
 begin_start()

@@ -3,15 +3,17 @@
 Ctrl-C is one of them: while a command still imports, nobody is there to catch it.
 """
 
+import ast
 import ctypes
 import errno
 import gc
+import gzip
 import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import wraps
 from importlib import import_module
@@ -103,12 +105,13 @@ def require_listed(
 
 
 def read_text(path: str | Path, errors: str = "strict") -> str:
-    """Return the text of a user's file; an OSError above `MOST_READ` characters.
+    """Return the text of a user's file, also of a `.gz`; an OSError above `MOST_READ` characters.
 
     Args:
         errors: What happens to bytes that are not UTF-8, as `open` takes it.
     """
-    with Path(path).open(encoding="utf-8-sig", errors=errors) as file:
+    opened = gzip.open if Path(path).suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8-sig", errors=errors) as file:
         text = file.read(MOST_READ + 1)
     if len(text) > MOST_READ:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
@@ -130,20 +133,22 @@ def read_json(
         raise refusal(f"{place} is not valid JSON ({error}); try {near}.") from None
 
 
-def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return a `__getattr__` that imports a module when one of its names is first used.
-
-    Args:
-        modules: Names that each slow module of the package exports, by the module's name.
-    """
-    homes = {name: module for module, names in modules.items() for name in names}
+def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package: names under `if TYPE_CHECKING` are imported late."""
+    module = sys.modules[package]
+    source = Path(str(module.__file__)).read_text(encoding="utf-8")
+    homes: dict[str, str] = {}
+    for test in ast.parse(source).body:
+        for node in test.body if isinstance(test, ast.If) else ():
+            if isinstance(node, ast.ImportFrom):
+                homes |= dict.fromkeys((alias.name for alias in node.names), str(node.module))
 
     def find(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{homes[name]}"), name)
+        return getattr(import_module(homes[name]), name)
 
-    return find
+    return find, lambda: sorted({*vars(module), *homes})
 
 
 def registered(package: str, name: str) -> list[Any]:

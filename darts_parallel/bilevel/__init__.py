@@ -24,4 +24,4 @@ from darts_parallel.errors import lazy_names
 if TYPE_CHECKING:
     from darts_parallel.bilevel.operators import train_operators as train_operators
 
-__getattr__ = lazy_names(__name__, {"operators": ("train_operators",)})
+__getattr__, __dir__ = lazy_names(__name__)

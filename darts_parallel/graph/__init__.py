@@ -27,16 +27,5 @@ if TYPE_CHECKING:
     from darts_parallel.graph.plan import plan_graph as plan_graph
     from darts_parallel.graph.plan import plan_module as plan_module
 
-_LATE = {
-    "_mesh": ("DeviceMeshSpec",),
-    "_programme": ("GraphProgramme",),
-    "capture": ("capture_module", "load_module"),
-    "command": ("main",),
-    "descent": ("PairDescent",),
-    "execute": ("plan_script",),
-    "layers": ("captured_block", "derived_keys"),
-    "plan": ("GraphPlan", "PlannedGraph", "make_mesh", "plan_graph", "plan_module"),
-}
-"""Modules that are imported when a name of theirs is read."""
-__getattr__ = lazy_names(__name__, _LATE)
+__getattr__, __dir__ = lazy_names(__name__)
 LAYER_SOURCES["inputs"] = lambda config, cluster: __getattr__("captured_block")(config, cluster)

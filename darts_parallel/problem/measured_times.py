@@ -180,9 +180,9 @@ def read_rows(
         rows = [(f"{shown}, line {reader.line_num}", row) for row in reader]
     except OSError as error:
         raise ConfigError(
-            f"{shown} cannot be read ({error.strerror}); try a file with {names}."
+            f"{shown} cannot be read ({error.strerror or error}); try a file with {names}."
         ) from None
-    except (csv.Error, UnicodeDecodeError) as error:
+    except (csv.Error, EOFError, UnicodeDecodeError) as error:
         raise ConfigError(f"{shown} is not a CSV file ({error}); try one with {names}.") from None
     if ";" in "".join(header):
         raise ConfigError(f"{shown}: commas must divide its columns, not semicolons; try {names}.")

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from darts_parallel.errors import lazy_names
+from darts_parallel.run.launch import joined as joined
 from darts_parallel.run.launch import launched as launched
 from darts_parallel.run.launch import leave as leave
 from darts_parallel.run.launch import require_torch as require_torch
@@ -16,6 +17,4 @@ if TYPE_CHECKING:
     from darts_parallel.run.workers import Workers as Workers
     from darts_parallel.run.workers import choose_device as choose_device
 
-LAYERS = ("Block", "build_layer", "empty_layer")
-HOMES = {"_transformer": LAYERS, "engine": ("Engine",), "measure": ("timed_step",)}
-__getattr__ = lazy_names(__name__, HOMES | {"workers": ("Workers", "choose_device")})
+__getattr__, __dir__ = lazy_names(__name__)
