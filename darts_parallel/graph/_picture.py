@@ -44,7 +44,8 @@ def picture(planned: PlannedGraph) -> str:
     for (start, end), moves in _edges(planned, {op.name for op in boxes}).items():
         names = {"start": json.dumps(start), "end": json.dumps(end)}
         colour = "red" if moves else "gray"
-        lines.append(EDGE.format(**names, text=json.dumps(", ".join(moves)), colour=colour))
+        text = json.dumps(", ".join(moves))
+        lines.append(EDGE.format(**names, text=text, colour=colour))
     return FILE.format(lines="\n".join(lines))
 
 

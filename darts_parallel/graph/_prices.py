@@ -206,7 +206,8 @@ class Prices:
         inputs: Shapes,
     ) -> float:
         q, k = inputs[:2]
-        core = AttentionCore(q[-3], k[-3], q[-1], bool(op.argument("is_causal", False)))
+        causal = bool(op.argument("is_causal", False))
+        core = AttentionCore(q[-3], k[-3], q[-1], causal)
         tokens = ONE * prod(q[:-1]) / q[-3]
         return float(
             fused_attention_seconds(core, tokens, k[-2], ONE, self.device, eight_bit=False)

@@ -79,7 +79,8 @@ class GraphProgramme:
         """First variable of every group's choices."""
         self.whole = len(self.cost)
         for first, end in self.spans:
-            self.rows.append(ConstraintRow(range(first, end), [1.0] * (end - first), 1.0, 1.0))
+            ones = [1.0] * (end - first)
+            self.rows.append(ConstraintRow(range(first, end), ones, 1.0, 1.0))
         for fan in space.fans:
             self._add_fan(fan)
         if space.memory is None:

@@ -6,7 +6,7 @@ to the producer's.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -34,6 +34,8 @@ class ChoiceGroup:
 Key = TypeVar("Key")
 Demand = tuple[State, bool]
 """State that a consumer wants, and whether a gradient comes back from it."""
+Move = tuple[State, State]
+"""Old and new placements."""
 
 
 @dataclass(frozen=True)
@@ -250,37 +252,35 @@ class GraphSpace(GraphJob):
         Args:
             messages: Share of the latencies that the gradient pays.
         """
-
-        def table(
-            layouts: list[State],
-            path: Callable[[State, State], tuple[State, State]],
-            share: float = 1.0,
-        ) -> MoveTable:
-            known = list(dict.fromkeys(layouts))
-            size = value.bytes(self.width)
+        size = value.bytes(self.width)
+        kinds = 2 + any(SLICED in state for state, _ in demanded)
+        latencies = (1.0, messages, 1.0)[:kinds]
+        for kind, share in enumerate(latencies):
+            rows = []
+            for made in produced:
+                rows.append([moves(value, made, demand)[kind] for demand in demanded])
+            # from one produced state, equal moves go to equal layouts
+            first, *_ = rows
+            known = list(dict.fromkeys(first))
+            places = [first.index(move) for move in known]
             seconds = []
-            for state in produced:
-                paths = [path(state, layout) for layout in known]
-                seconds.append([self.mesh.move_seconds(*ends, size, share) for ends in paths])
-            return MoveTable(np.array(seconds), _index(layouts, known))
+            for row in rows:
+                paid = [self.mesh.move_seconds(*row[place], size, share) for place in places]
+                seconds.append(paid)
+            yield MoveTable(np.array(seconds), _index(first, known))
 
-        states = [state for state, _ in demanded]
-        ahead = [forward_state(state) for state in states]
-        yield table(ahead, lambda made, layout: (forward_state(made), layout))
-        back = [gradient_state(state) if trains else () for state, trains in demanded]
 
-        def backward(
-            made: State,
-            layout: State,
-        ) -> tuple[State, State]:
-            if not layout or not value.needs_grad:
-                return layout, layout
-            return layout, gradient_state(made)
+def moves(value: GraphValue, made: State, demand: Demand) -> tuple[Move, Move, Move]:
+    """Return how a tensor, its gradient, and a slice of it that was kept move between two operators.
 
-        yield table(back, backward, messages)
-        slices = [state if SLICED in state else () for state in states]
-        if any(slices):
-            yield table(slices, lambda _, layout: (layout, forward_state(layout)))
+    Moves that do not exist are between empty states.
+    """
+    wanted, trains = demand
+    ahead = forward_state(wanted)
+    gradient = gradient_state(wanted) if trains else ()
+    origin = gradient_state(made) if trains and value.needs_grad else gradient
+    again = (wanted, ahead) if SLICED in wanted else ((), ())
+    return (forward_state(made), ahead), (gradient, origin), again
 
 
 def _index(

@@ -27,7 +27,9 @@ from darts_parallel.graph.operators import ModuleGraph
 DTYPES = {"float": torch.float32, "long": torch.long, "int": torch.int32, "bool": torch.bool}
 """Element types that an input can name behind its shape."""
 
-COPIES = {torch.ops.aten.copy.default: lambda old, new, *_: new.to(old.dtype).expand(old.shape)}
+COPIES = {
+    torch.ops.aten.copy.default: lambda old, new, *_: new.to(old.dtype).expand(old.shape),
+}
 """How an assignment to a slice takes its new values: torch has no gradient of a copy."""
 
 

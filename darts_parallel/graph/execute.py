@@ -195,7 +195,8 @@ class _Writer:
             made = f"{made}.detach()"
         variable = _variable(name)
         own = self.plan.produced(name)
-        wanted = self.plan.demands(name)
+        demanded = self.plan.demands(name)
+        wanted = list(dict.fromkeys(state for state, _ in demanded))
         if wanted == [own]:
             self.variables[name, own] = variable
             return f"{variable} = {made}"

@@ -14,14 +14,16 @@ from darts_parallel.errors import ConfigError, Entries
 from darts_parallel.graph._choices import OperatorChoice
 from darts_parallel.graph._mesh import DeviceMeshSpec, Step
 from darts_parallel.graph._programme import GIB, Assignment, GraphProgramme, ProgrammeAnswer
-from darts_parallel.graph._space import GraphSpace
-from darts_parallel.graph._states import SLICED, Ranks, State, forward_state, gradient_state
+from darts_parallel.graph._space import Demand, GraphSpace, moves
+from darts_parallel.graph._states import SLICED, Ranks, State
 from darts_parallel.graph.capture import capture_module
 from darts_parallel.graph.descent import DescentAnswer, descend
 from darts_parallel.graph.operators import PARAMETER, GraphOperator, ModuleGraph
 from darts_parallel.problem import Cluster
 
 FORWARD, BACKWARD = "forward", "backward"
+PASSES = (FORWARD, BACKWARD, BACKWARD)
+"""Pass of every move of a tensor."""
 ENDS = ("replicated", "free")
 WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes of a floating element by precision."""
@@ -78,14 +80,13 @@ class GraphPlan:
         """All collectives of a step in the order of their tensors."""
         return tuple(self._moves())
 
-    def demands(self, name: str, training: bool = False) -> list[State]:
-        """Return the distinct states that the consumers of a value want; `training` ones alone."""
+    def demands(self, name: str) -> list[Demand]:
+        """Return the distinct states that the consumers of a value want, and which of them train."""
         graph = self.space.graph
-        states: dict[State, None] = {}
+        found: dict[Demand, None] = {}
         for op, slot in graph.consumers[name]:
-            if not training or graph.passes_gradient(op):
-                states[self.choice(op).inputs[slot]] = None
-        return list(states)
+            found[self.choice(op).inputs[slot], graph.passes_gradient(op)] = None
+        return list(found)
 
     def produced(self, name: str) -> State:
         """Return the state that a value's producer makes."""
@@ -106,29 +107,20 @@ class GraphPlan:
         graph = self.space.graph
         mesh = self.space.mesh
         for name in graph.consumers:
-            size = graph.values[name].bytes(self.space.width)
+            value = graph.values[name]
+            size = value.bytes(self.space.width)
             of = PARAMETER if graph.is_parameter(name) else "activation"
-            for when, source, target in self._paths(name):
-                again = SLICED in source
-                for step in mesh.steps(source, target, size):
-                    yield PlannedCollective(name, step, of, when, mesh.seconds(step), again)
+            made = self.produced(name)
+            every = [moves(value, made, demand) for demand in self.demands(name)]
+            by_kind = zip(*every, strict=True)
+            for when, own in zip(PASSES, by_kind, strict=True):
+                for source, target in dict.fromkeys(own):
+                    again = SLICED in source
+                    for step in mesh.steps(source, target, size):
+                        yield PlannedCollective(name, step, of, when, mesh.seconds(step), again)
         for op in graph.operators:
             for step in self.choice(op).inner:
                 yield PlannedCollective(op.name, step, "activation", FORWARD, mesh.seconds(step))
-
-    def _paths(self, name: str) -> Iterator[tuple[str, State, State]]:
-        """Yield how a value and its gradient move: pass, old and new placements."""
-        made = self.produced(name)
-        wanted = self.demands(name)
-        for target in dict.fromkeys(map(forward_state, wanted)):
-            yield FORWARD, forward_state(made), target
-        if self.space.graph.values[name].needs_grad:
-            trained = self.demands(name, training=True)
-            for source in dict.fromkeys(map(gradient_state, trained)):
-                yield BACKWARD, source, gradient_state(made)
-        for state in wanted:
-            if SLICED in state:
-                yield BACKWARD, state, forward_state(state)
 
 
 @dataclass(frozen=True)

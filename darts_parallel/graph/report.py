@@ -176,7 +176,8 @@ def tensor_parallel_plan(planned: PlannedGraph) -> dict[str, str]:
     for op in planned.graph.of_kind("linear"):
         if op.module:
             pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", op.module)
-            styles[pattern][op.module] = STYLES.get(planned.plan.choice(op).labels[-1], "")
+            split = planned.plan.choice(op).labels[-1]
+            styles[pattern][op.module] = STYLES.get(split, "")
     found: dict[str, str] = {}
     for pattern, modules in styles.items():
         first, *others = set(modules.values())
