@@ -33,7 +33,7 @@ from darts_parallel.config import (
     run_main,
 )
 from darts_parallel.errors import Entries
-from darts_parallel.machine import MeasuredMachine, gemm_shapes, this_machine
+from darts_parallel.machine import MeasuredKernels, MeasuredMachine, gemm_shapes, this_machine
 from darts_parallel.plans import write_text
 from darts_parallel.report import csv_text
 from darts_parallel.run import build_layer
@@ -124,7 +124,7 @@ def model_of(size: str) -> ModelConfig:
     return load_config(["model=llama3_8b", *SIZES[size].split()]).model
 
 
-def kernel_cases(config: ModelConfig, modes: Iterable[str]) -> list[Case]:
+def kernel_cases(machine: MeasuredMachine, config: ModelConfig, modes: Iterable[str]) -> list[Case]:
     """List the kernels at the sizes of a model, with their backward passes but for the products.
 
     The largest product has twice the hidden size on each side.
@@ -132,9 +132,10 @@ def kernel_cases(config: ModelConfig, modes: Iterable[str]) -> list[Case]:
     tokens = config.max_seq_len
     hidden = config.hidden_size
     wide = config.ffn_hidden_size or hidden
+    own = MeasuredKernels(machine, "bf16", 2 * hidden)
     cases = [
-        Case("product", "eager", _shape(sizes), partial(_product, *sizes))
-        for sizes in gemm_shapes(2 * hidden)
+        Case("product", "eager", _shape(sizes), partial(own.gemm, *sizes))
+        for sizes in gemm_shapes(own.largest)
     ]
     heads = (1, config.num_heads, tokens, config.head_size)
     for name in BACKENDS:
@@ -147,11 +148,13 @@ def kernel_cases(config: ModelConfig, modes: Iterable[str]) -> list[Case]:
         (cross_entropy, (tokens, config.vocab_size), 1),
     ]
     for mode in modes:
+        compiled = mode == "compiled"
         for kernel, shape, count in kernels:
-            own = torch.compile(kernel) if mode == "compiled" else kernel
-            make = partial(_both, own, [shape] * count)
+            called = torch.compile(kernel) if compiled else kernel
+            make = partial(_both, called, [shape] * count)
             cases.append(Case(kernel.__name__, mode, _shape(shape), make))
-        cases.append(Case("launches of a block", mode, "1x1x16", partial(_tiny_block, mode)))
+        launches = partial(own.launches, compiled=compiled)
+        cases.append(Case("launches of a block", mode, "1x1x16", launches))
     return cases
 
 
@@ -175,12 +178,6 @@ def _shape(sizes: Iterable[int]) -> str:
     return "x".join(map(str, sizes))
 
 
-def _product(rows: int, inner: int, columns: int) -> Work:
-    left = torch.ones(rows, inner, dtype=torch.bfloat16)
-    right = torch.ones(inner, columns, dtype=torch.bfloat16)
-    return partial(torch.mm, left, right)
-
-
 def _attention(backend: SDPBackend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     with sdpa_kernel(backend):
         return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -191,15 +188,6 @@ def _both(function: Callable[..., Tensor], shapes: Iterable[tuple[int, ...]]) ->
     inputs = [torch.ones(own, dtype=torch.bfloat16, requires_grad=True) for own in shapes]
     gradient = torch.ones_like(function(*inputs))
     return lambda: torch.autograd.grad(function(*inputs), inputs, gradient)
-
-
-def _tiny_block(mode: str) -> Work:
-    tiny = ModelConfig("tiny", num_layers=1, hidden_size=16, num_heads=1)
-    block = build_layer(tiny, False, "layers.0", 1, seed=0).to(torch.bfloat16)
-    block = block.to(torch.get_default_device())
-    if mode == "compiled":
-        block.compile()
-    return partial(block, torch.ones(1, 1, 16, dtype=torch.bfloat16))
 
 
 def training_step(config: ModelConfig, step: TrainingStep) -> Callable[[], float]:
@@ -305,7 +293,7 @@ def run(options: MeasureOptions) -> int:
     out.mkdir(parents=True, exist_ok=True)
     with this_machine(kind) as machine, torch.device(machine.device):
         gpu = torch.cuda.get_device_name() if kind == "cuda" else "CPU"
-        cases = kernel_cases(config, options.modes)
+        cases = kernel_cases(machine, config, options.modes)
         kernels = measured_kernels(machine, cases, KERNEL_SHARE * options.seconds, gpu)
         write_text(out / "kernels.csv", kernels)
         steps = [step for step in STEPS if MODES[step.compiled] in options.modes]

@@ -108,19 +108,26 @@ class MeasuredKernels:
         return partial(torch.mm, left, right, out=self.ones(rows, columns))
 
     def others(self, source: Tensor) -> list[Work]:
-        """List copy, sum, GELU, layer norm, causal attention, and launches (a tiny block)."""
+        """List copy, sum, GELU, layer norm, causal attention, and launches."""
         target = source.clone()
         query, key, value = self.ones(3, 1, HEADS, self.seq_len, HEAD_DIM)
         attention = functional.scaled_dot_product_attention
-        sizes: Entries = {"num_layers": 1, "hidden_size": 16, "num_heads": 1}
-        tiny = build_layer(ModelConfig("tiny", **sizes), False, "layers.0", 1, seed=0).to(source)
         copy = partial(target.copy_, source)
         add = partial(torch.add, source, source.clone(), out=target)
         gelu = partial(functional.gelu, source)
         norm = partial(functional.layer_norm, source, (self.largest,))
         attend = partial(attention, query, key, value, is_causal=True)
-        launch = partial(tiny, self.ones(1, 1, 16))
-        return [copy, add, gelu, norm, attend, launch]
+        return [copy, add, gelu, norm, attend, self.launches()]
+
+    def launches(self, *, compiled: bool = False) -> Work:
+        """Return a block of one token, so small that its launches alone take time."""
+        sizes: Entries = {"num_layers": 1, "hidden_size": 16, "num_heads": 1}
+        tiny = build_layer(ModelConfig("tiny", **sizes), False, "layers.0", 1, seed=0)
+        token = self.ones(1, 1, 16)
+        tiny.to(token)
+        if compiled:
+            tiny.compile()
+        return partial(tiny, token)
 
 
 def gemm_shapes(largest: int) -> list[tuple[int, int, int]]:

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 
@@ -11,8 +11,10 @@ import torch
 from torch import distributed
 from torch.utils.benchmark import Timer
 
-from darts_parallel.run import choose_device
+from darts_parallel.run import choose_device, joined
 
+TIMEOUT_S = 600.0
+"""Longest wait for another process."""
 BLOCKS = 3
 """Number of times that a case is timed; the median of their means counts."""
 
@@ -72,12 +74,7 @@ def _variable(name: str, default: int) -> int:
 def this_machine(kind: str) -> Iterator[MeasuredMachine]:
     """Yield the machine, with the process group that `torchrun` asks for."""
     world = _variable("WORLD_SIZE", 1)
-    device = choose_device(kind, _variable("LOCAL_RANK", 0))
-    if world > 1:
-        distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
     per_node = _variable("LOCAL_WORLD_SIZE", world)
-    try:
+    alone = nullcontext(choose_device(kind, 0))
+    with joined(kind, TIMEOUT_S) if world > 1 else alone as device:
         yield MeasuredMachine(device, _variable("RANK", 0), world, per_node)
-    finally:
-        if world > 1:
-            distributed.destroy_process_group()
