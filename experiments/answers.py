@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from csv import DictReader
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf, isfinite
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from darts_parallel.config import NEWEST, read_yaml, run_main
 from darts_parallel.errors import Entries
+from darts_parallel.problem import read_rows
 from darts_parallel.report import markdown_table
 from experiments.data import DATA
 from experiments.study import Study, StudyOptions, report_text, run_study
@@ -121,8 +121,7 @@ def forbidden_by(row: TrainerAnswer, sources: Sequence[dict[str, str]]) -> str:
 
 def report(rows: Sequence[TrainerAnswer]) -> str:
     """Return a line a job and trainer, those that take nothing in a table of their own."""
-    with EARLIER.open(encoding="utf-8", newline="") as lines:
-        earlier = {(row["problem"], row["trainer"]): row for row in DictReader(lines)}
+    earlier = {(row["problem"], row["trainer"]): row for _, row in read_rows(EARLIER, ())}
     sources = read_yaml(REFUSALS)
     said = [row for row in rows if not row.reason]
     none = [row for row in rows if row.reason]

@@ -16,7 +16,6 @@ cross_validation.csv in `out`.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from darts_parallel.errors import Amounts, ConfigError
 from darts_parallel.planner import DENSE, EXPERTS
 from darts_parallel.plans import write_text
 from darts_parallel.report import csv_text, markdown_table
-from experiments.calibration.calibrated import SHIPPED, Calibrated, Parameters, Place
+from experiments.calibration.calibrated import SHIPPED, Calibrated, Parameters, Place, write_fit
 from experiments.calibration.errors import ErrorSummary, summarise
 from experiments.calibration.fit import PARTS, Residuals, fit, posterior
 from experiments.calibration.folds import (
@@ -82,12 +81,11 @@ def calibrate(options: CalibrationOptions) -> int:
         print("\n".join(held_out_lines(kind, held_out)))
     rows = [(*name, *error.cells()) for name, error in summaries.items() if error.count]
     print("\n".join(markdown_table(("", "figure", "runs", *ERRORS), rows, (0, 1))))
-    fitted = Calibrated.of_fit(parameters, latent, posterior(found, parameters))
     spread = spreads(held_out)
     if timed := spread.get(PARTS[0]):
         spread["misfits"] = misfits_by_kind(cases, found, timed)
-    write = partial(fitted.write, provenance=provenance(cases, summaries), spread=spread)
-    write_files(options, write, held_out)
+    fitted = (parameters, latent, posterior(found, parameters), provenance(cases, summaries))
+    write_files(options, lambda path: write_fit(path, *fitted, spread), held_out)
     return 0
 
 

@@ -11,8 +11,6 @@ that comes last waits for nobody. A step is measured from the beginning of its f
 the end of its last operation. Leaves replay.csv (`trace, step, measured_s, predicted_s`) in `out`.
 """
 
-import csv
-import gzip
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +22,7 @@ import numpy as np
 from darts_parallel.config import run_main
 from darts_parallel.cost import Array, Graph, compiled, pass_ends
 from darts_parallel.errors import ConfigError
+from darts_parallel.problem import read_rows
 from darts_parallel.report import markdown_table
 from darts_parallel.schedules import Operation, find
 from experiments.data import DATA
@@ -107,38 +106,22 @@ def read_steps(path: Path) -> Iterator[RecordedStep]:
     """
     name = path.name.removeprefix("trace-").split(".csv")[0]
     steps: dict[int, dict[str, list[RecordedOperation]]] = defaultdict(lambda: defaultdict(list))
-    for line, row in _rows(path):
+    for place, row in read_rows(path, COLUMNS):
         try:
             rank, stage, batch = (int(row[key]) for key in ("dp_rank", "stage", "mb_id"))
             entry = RecordedOperation(
                 rank, stage, batch, float(row["start_ts"]), float(row["duration"])
             )
             steps[int(row["step"])][row["optype"]].append(entry)
-        except (ValueError, TypeError):
-            raise ConfigError(
-                f"{path.name}: line {line} must hold a number in every column but optype; try 0."
-            ) from None
+        except ValueError:
+            rule = "must hold a number in every column but optype"
+            raise ConfigError(f"{place}: the row {rule}; try 0.") from None
     for number, kinds in sorted(steps.items()):
         ordered = {kind: sorted(own, key=lambda entry: entry.start) for kind, own in kinds.items()}
         step = RecordedStep(name, number, ordered)
         if FORWARD not in kinds or BACKWARD not in kinds:
             raise step.refused(f"{FORWARD} and {BACKWARD}", "a whole step")
         yield step
-
-
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    opened = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(path, "rt", encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
-            if missing:
-                raise ConfigError(
-                    f"{path.name}: the column {missing[0]} is missing; try {','.join(COLUMNS)}."
-                )
-            yield from enumerate(reader, start=2)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path.name} cannot be read ({error}); try a CSV file.") from None
 
 
 def predicted_seconds(step: RecordedStep) -> float:

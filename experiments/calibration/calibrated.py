@@ -12,7 +12,6 @@ a deviation and few leave it to what it is a deviation from.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import product
 from math import log
 from pathlib import Path
@@ -163,44 +162,34 @@ SHIPPED = config_dir() / "calibrated.yaml"
 
 @dataclass(frozen=True)
 class Calibrated:
-    """Fitted latent numbers, each with its standard deviation, and their correlation."""
+    """Fitted latent numbers."""
 
-    keys: tuple[LatentKey, ...]
-    mean: Tensor
-    """Shape `(P,)`."""
-    sd: Tensor
-    """Posterior standard deviations, `(P,)`."""
-    correlation: Tensor
-    """Shape `(P, P)`."""
-
-    @cached_property
-    def known(self) -> dict[LatentKey, float]:
-        """Means by key."""
-        return dict(zip(self.keys, self.mean.tolist(), strict=True))
+    numbers: Mapping[LatentKey, tuple[float, float]]
+    """Mean and posterior standard deviation."""
 
     def at(self, place: Place) -> Tensors:
         """Compute every quantity at a place; what had no runs stays at what it is a deviation from."""
         values = {}
         for quantity in QUANTITIES:
-            parts = [self.known.get(key, 0.0) for key in quantity.keys(place)]
+            parts = [self.mean(*key) for key in quantity.keys(place)]
             values[quantity.name] = quantity.at(place, float_tensor(sum(parts)))
         return values
 
     def latent(self, parameters: Parameters) -> Tensor:
         """Return these numbers in the order of `parameters`, 0 for those that are not among them."""
-        return float_tensor([self.known.get(key, 0.0) for key in parameters.keys])
+        return float_tensor([self.mean(*key) for key in parameters.keys])
 
-    def deviation(self, quantity: str, scope: str, name: str) -> float:
-        """Return a deviation on the unbounded scale; 0 where there were no runs."""
-        return self.known.get((quantity, scope, name), 0.0)
+    def mean(self, quantity: str, scope: str, name: str) -> float:
+        """Return a base or a deviation on the unbounded scale; 0 where there were no runs."""
+        return self.numbers.get((quantity, scope, name), (0.0, 0.0))[0]
 
     def names(self, scope: str) -> list[str]:
         """List the names of a scope that have a deviation."""
-        return sorted({name for _, own, name in self.keys if own == scope})
+        return sorted({name for _, own, name in self.numbers if own == scope})
 
     @staticmethod
     def read(path: Path = SHIPPED) -> "Calibrated":
-        """Read a file that `write` wrote.
+        """Read a file that `write_fit` wrote.
 
         Errors:
             ConfigError: it is not there, or a quantity is missing.
@@ -215,51 +204,52 @@ class Calibrated:
                     f"parameters={path} lacks quantities.{quantity.name}.{key}; try a file that "
                     "python -m experiments.calibrate wrote."
                 )
-        found = latent_numbers(quantities)
-        table = float_tensor(list(found.values()))
-        return Calibrated(
-            tuple(found), table[:, 0], table[:, 1], torch.eye(len(found), dtype=torch.float64)
-        )
+        return Calibrated(latent_numbers(quantities))
 
-    @staticmethod
-    def of_fit(parameters: Parameters, latent: Tensor, covariance: Tensor) -> "Calibrated":
-        """Keep the values at a fit's optimum, and the covariance of the latent numbers, `(P, P)`."""
-        sd = torch.diagonal(covariance).sqrt()
-        return Calibrated(tuple(parameters.keys), latent, sd, covariance / torch.outer(sd, sd))
 
-    def write(self, path: Path, provenance: Iterable[str], spread: Entries) -> None:
-        """Write the file, with its provenance as comments.
+def write_fit(
+    path: Path,
+    parameters: Parameters,
+    latent: Tensor,
+    covariance: Tensor,
+    provenance: Iterable[str],
+    spread: Entries,
+) -> None:
+    """Write the latent numbers of a fit, with its provenance as comments, and their correlation.
 
-        Args:
-            spread: Widths (`folds.spreads`), for intervals; they widen the standard deviations.
-        """
-        wider = {part: own.get("widening", 1.0) ** 0.5 for part, own in spread.items()}
+    Args:
+        covariance: Of the latent numbers, `(P, P)`.
+        spread: Widths (`folds.spreads`), for intervals; they widen the standard deviations.
+    """
+    wider = {part: own.get("widening", 1.0) ** 0.5 for part, own in spread.items()}
 
-        def widen(quantity: str) -> float:
-            return float(wider.get("memory" if quantity in OF_MEMORY else "seconds", 1.0))
+    def widen(quantity: str) -> float:
+        return float(wider.get("memory" if quantity in OF_MEMORY else "seconds", 1.0))
 
-        quantities: dict[str, Entries] = {}
-        for q in QUANTITIES:
-            entry: Entries = {"meaning": q.meaning}
-            entry["scale"] = "share" if q.share else {"above": q.above}
-            entry["prior"] = q.value
-            factor = widen(q.name)
-            spreads = {**q.sd, **q.unseen}.items()
-            entry["prior_sd"] = {name: float(f"{sd * factor:.3g}") for name, sd in spreads}
-            quantities[q.name] = entry
-        numbers = zip(self.keys, self.mean.tolist(), self.sd.tolist(), strict=True)
-        for (quantity, scope, name), mean, sd in numbers:
-            pair = [float(f"{mean:.4g}"), float(f"{sd * widen(quantity):.3g}")]
-            if scope == BASE:
-                quantities[quantity][BASE] = pair
-            else:
-                quantities[quantity].setdefault(scope, {})[name] = pair
-        lines = [f"# {line}" for line in provenance]
-        lines.append(
-            "# quantities: mean and widened standard deviation on the unbounded scale; correlation: .npz"
-        )
-        data = {"spread": spread, "quantities": quantities}
-        style: Entries = {"sort_keys": False, "default_flow_style": None, "width": 120}
-        text = yaml.safe_dump(data, **style)  # type: ignore[no-untyped-call]
-        write_text(path, "\n".join(lines) + f"\n{text}")
-        write_bytes(path.with_suffix(".npz"), correlation_bytes(self.correlation))
+    quantities: dict[str, Entries] = {}
+    for q in QUANTITIES:
+        entry: Entries = {"meaning": q.meaning}
+        entry["scale"] = "share" if q.share else {"above": q.above}
+        entry["prior"] = q.value
+        factor = widen(q.name)
+        spreads = {**q.sd, **q.unseen}.items()
+        entry["prior_sd"] = {name: float(f"{sd * factor:.3g}") for name, sd in spreads}
+        quantities[q.name] = entry
+    sds = torch.diagonal(covariance).sqrt()
+    numbers = zip(parameters.keys, latent.tolist(), sds.tolist(), strict=True)
+    for (quantity, scope, name), mean, sd in numbers:
+        pair = [float(f"{mean:.4g}"), float(f"{sd * widen(quantity):.3g}")]
+        if scope == BASE:
+            quantities[quantity][BASE] = pair
+        else:
+            quantities[quantity].setdefault(scope, {})[name] = pair
+    lines = [f"# {line}" for line in provenance]
+    lines.append(
+        "# quantities: mean and widened standard deviation on the unbounded scale; correlation: .npz"
+    )
+    data = {"spread": spread, "quantities": quantities}
+    style: Entries = {"sort_keys": False, "default_flow_style": None, "width": 120}
+    text = yaml.safe_dump(data, **style)  # type: ignore[no-untyped-call]
+    write_text(path, "\n".join(lines) + f"\n{text}")
+    correlation = covariance / torch.outer(sds, sds)
+    write_bytes(path.with_suffix(".npz"), correlation_bytes(correlation))

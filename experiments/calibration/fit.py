@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from darts_parallel.cost import Tensors
-from darts_parallel.errors import Amounts
+from darts_parallel.errors import Amounts, Entries
 from experiments.calibration.calibrated import Parameters, Place
 from experiments.calibration.predict import predict
 from experiments.calibration.problems import MeasuredCase
@@ -90,12 +90,10 @@ def residuals(cases: Sequence[MeasuredCase], parameters: Parameters, latent: Ten
         prediction = predict(case, leaves)
         for part, measured in measured_figures(case).items():
             error = torch.log(getattr(prediction, part)) - log(measured)
-            slopes = torch.autograd.grad(
-                error, list(leaves.values()), retain_graph=True, allow_unused=True
-            )
-            found = torch.stack([torch.zeros_like(error) if s is None else s for s in slopes])
+            given: Entries = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+            slopes = torch.stack(torch.autograd.grad(error, list(leaves.values()), **given))
             mixture = case.problem.model.has_experts
-            rows.append((i, PARTS.index(part), error.detach(), found @ to_latent, mixture))
+            rows.append((i, PARTS.index(part), error.detach(), slopes @ to_latent, mixture))
     numbers, parts, errors, gradients, mixtures = zip(*rows, strict=True)
     return Residuals(
         torch.tensor(numbers),

@@ -132,7 +132,7 @@ def framework_text(
         if "framework" not in quantity.sd:
             continue
         if quantity.name == RESERVED:
-            factor = exp(fitted.deviation(RESERVED, "framework", name))
+            factor = exp(fitted.mean(RESERVED, "framework", name))
             lines.append(f"reserved_factor: {three_digits(factor)}")
         elif "device" in quantity.sd and quantity.share:
             own = _offsets(quantity, name, fitted)
@@ -147,12 +147,12 @@ def framework_text(
 
 def _offsets(quantity: Quantity, framework: str, fitted: Calibrated) -> Mapping[str, float]:
     """Find what a framework adds, by device file; pairs with runs count, other devices take the rest."""
-    any_device = fitted.deviation(quantity.name, "framework", framework)
+    any_device = fitted.mean(quantity.name, "framework", framework)
     result = {ANY: any_device}
     for name in fitted.names("device+framework"):
         device, _, own = name.partition("+")
         if own == framework:
             files = [device, *(file for file, family in FAMILIES.items() if family == device)]
-            pair = fitted.deviation(quantity.name, "device+framework", name)
+            pair = fitted.mean(quantity.name, "device+framework", name)
             result |= dict.fromkeys(files, any_device + pair)
     return result

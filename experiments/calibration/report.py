@@ -1,6 +1,5 @@
 """Write what a validation says: every row with its prediction, and the tables of its page."""
 
-import csv
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ import torch
 
 from darts_parallel.errors import DartsParallelError, Entries
 from darts_parallel.planner import NORMAL
+from darts_parallel.problem import read_rows
 from darts_parallel.report import markdown_table
 from experiments.calibration.calibrated import Calibrated, Place
 from experiments.calibration.errors import summarise
@@ -251,11 +251,10 @@ def rival_lines(held: Sequence[HeldOut], path: Path = RIVALS) -> list[str]:
     """
     own = {(h.case.run.file, str(h.case.run.row)): h for h in held if h.part == PARTS[0]}
     told = defaultdict(list)
-    with path.open(encoding="utf-8", newline="") as file:
-        for cells in csv.DictReader(file):
-            if mine := own.get((cells["file"], cells["row"])):
-                other = replace(mine, predicted=float(cells["seconds"]))
-                told[f"{cells['program']} {cells['version']}"].append((mine, other))
+    for _, cells in read_rows(path, ()):
+        if mine := own.get((cells["file"], cells["row"])):
+            other = replace(mine, predicted=float(cells["seconds"]))
+            told[f"{cells['program']} {cells['version']}"].append((mine, other))
     rows = []
     for (program, pairs), total in product(told.items(), TOTALS[:2]):
         ours, theirs = ([pair[i] for pair in pairs if pair[0].total == total] for i in (0, 1))

@@ -119,10 +119,10 @@ def _fields(row: TableRow, siblings: Sequence[TableRow]) -> Entries:
         row = _complete(row, sizes)
     framework = framework_of(row)
     model = _model(row, siblings, sizes, framework)
-    degrees = _degrees(row)
+    degrees = _degrees(row, sizes is not None)
     tp = degrees["tp"]
     gpus = prod(degrees.values())
-    batch = _batch(row, framework, degrees)
+    batch = _batch(row, framework, degrees, sizes is not None)
     result = model | degrees | batch
     result |= _zero(row, degrees["dp"] * degrees["cp"])
     result |= _measured(row, batch["global_batch_size"], model["seq_len"], gpus)
@@ -135,7 +135,7 @@ def _fields(row: TableRow, siblings: Sequence[TableRow]) -> Entries:
     result["sequence_parallel"] = tp > 1 and sequence
     result |= _hardware(row, gpus, row.count("gpus_per_node") or 8)
     if sizes is not None:
-        result |= _mixture(row, sizes, tp)
+        result |= _mixture(row, sizes, degrees)
     blocks = _blocks(row, model["num_layers"], degrees["pp"], stages)
     return result | {"blocks": blocks}
 
@@ -294,25 +294,11 @@ def _complete(row: TableRow, sizes: Sizes) -> TableRow:
 
 
 def _completed_batch(row: TableRow) -> dict[str, str]:
-    """Fill the data-parallel degree, the micro-batches, the batch and torchtitan's defaults.
-
-    Some releases print the data-parallel degree beyond ep: it is what the other degrees leave of the GPUs.
-    """
-    filled = {}
-    dp = row.count("dp") or 0
-    gpus = row.count("n_gpus") or 0
-    replicas, rest = divmod(gpus, _product(row, "tp", "pp", "cp"))
-    if replicas and not rest:
-        dp = replicas
-        filled["dp"] = str(dp)
-    batch = row.count("global_batch")
-    micro = row.count("micro_batch")
-    if batch:
-        step = (micro or 0) * dp
-        if step and batch % step == 0:
-            filled["num_microbatches"] = str(batch // step)
+    """Fill the batch that the notes imply, and torchtitan's defaults."""
+    filled: dict[str, str] = {}
+    if row.count("global_batch"):
         return filled
-    if row.says("torchtitan") and micro:
+    if row.says("torchtitan") and row.count("micro_batch"):
         filled["seq_len"] = row.text("seq_len") or str(TORCHTITAN_SEQ_LEN)
         filled["num_microbatches"] = "1"
         filled["recompute"] = row.text("recompute") or TORCHTITAN_RECOMPUTE
@@ -412,17 +398,13 @@ def _is_gated(model: Sizes, stated: float) -> bool:
     return bool(stated > middle)
 
 
-def _product(row: TableRow, *keys: str) -> int:
-    """Multiply degrees; those that a row leaves out are 1."""
-    return prod(row.count(key) or 1 for key in keys)
-
-
-def _mixture(row: TableRow, sizes: Sizes, tp: int) -> Entries:
+def _mixture(row: TableRow, sizes: Sizes, degrees: Entries) -> Entries:
     """Fill the fields of a mixture."""
     ep = row.count("ep") or 1
+    tp = degrees["tp"]
     usual = tp if row.says("grok") or row.says("folding") else 1
     etp = row.count("etp") or usual
-    stage = tp * _product(row, "dp", "cp")
+    stage = prod(degrees.values()) // degrees["pp"]
     if stage % (ep * etp):
         raise RowError(f"ep={ep} times etp={etp} does not divide the {stage} GPUs of a stage")
     preset = (first("mixtures", row.words("model")) or {}).get("preset", "")
@@ -440,15 +422,19 @@ def _mixture(row: TableRow, sizes: Sizes, tp: int) -> Entries:
 # --- plans
 
 
-def _degrees(row: TableRow) -> Entries:
-    """Find the degrees dp, tp, pp, cp that multiply to the GPUs."""
+def _degrees(row: TableRow, mixture: bool) -> Entries:
+    """Find the degrees dp, tp, pp, cp that multiply to the GPUs.
+
+    Some releases print the data-parallel degree of mixtures beyond ep: it is what the other degrees leave of
+    the GPUs.
+    """
     tp, pp, cp = (row.count(key) or 1 for key in ("tp", "pp", "cp"))
     dp = row.count("dp")
     gpus = row.count("n_gpus")
-    if dp is None:
-        if gpus is None:
-            raise RowError("n_gpus and dp are missing")
+    if gpus and (mixture or dp is None):
         dp = gpus // (tp * pp * cp)
+    if dp is None:
+        raise RowError("n_gpus and dp are missing")
     degrees = {"dp": dp, "tp": tp, "pp": pp, "cp": cp}
     product = prod(degrees.values())
     if gpus and product != gpus:
@@ -458,7 +444,7 @@ def _degrees(row: TableRow) -> Entries:
     return degrees
 
 
-def _batch(row: TableRow, framework: Entry, degrees: Entries) -> Entries:
+def _batch(row: TableRow, framework: Entry, degrees: Entries, mixture: bool) -> Entries:
     """Find the number of micro-batches and the global batch."""
     dp = degrees["dp"]
     pp = degrees["pp"]
@@ -471,6 +457,8 @@ def _batch(row: TableRow, framework: Entry, degrees: Entries) -> Entries:
                 "global_batch is missing, and micro_batch and num_microbatches do not give it"
             )
         batch = dp * micro * count
+    elif mixture and micro:
+        count = None  # as printed it counts other data-parallel ranks
     if batch % dp:
         raise RowError(f"global_batch={batch} is not a multiple of dp={dp}")
     if micro is None:

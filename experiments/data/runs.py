@@ -1,6 +1,5 @@
 """Measured runs, complete: the row type, and the CSV file that the project ships (`measured.csv`)."""
 
-import csv
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
@@ -10,6 +9,7 @@ from typing import Any, get_type_hints
 
 from darts_parallel.config import ModelConfig, group_file, read_yaml
 from darts_parallel.planner import FAMILIES
+from darts_parallel.problem import read_rows
 from darts_parallel.report import csv_text
 from experiments.data import DATA
 from experiments.data.table import first
@@ -175,11 +175,10 @@ TYPES = get_type_hints(MeasuredRun)
 
 def read_runs(path: Path = SHIPPED) -> list[MeasuredRun]:
     """Read the runs of a file that `write_runs` wrote."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return [
-            MeasuredRun(**{key: _value(key, cell) for key, cell in row.items()})
-            for row in csv.DictReader(file)
-        ]
+    return [
+        MeasuredRun(**{key: _value(key, cell) for key, cell in row.items()})
+        for _, row in read_rows(path, ())
+    ]
 
 
 def write_runs(runs: Iterable[MeasuredRun]) -> str:

@@ -24,6 +24,7 @@ from experiments.calibration.calibrated import (
     Calibrated,
     Parameters,
     Place,
+    write_fit,
 )
 from experiments.calibration.errors import spearman, summarise
 from experiments.calibration.fit import Residuals, fit, posterior, residuals
@@ -177,8 +178,8 @@ def test_the_command_writes_files_that_validation_and_the_search_read(
     assert command.calibrate(options) == 0
     fitted = Calibrated.read(out / "calibrated.yaml")
     shipped = Calibrated.read(SHIPPED)
-    assert {key[0] for key in fitted.keys} == {key[0] for key in shipped.keys}
-    assert torch.isfinite(fitted.sd).all()
+    assert {key[0] for key in fitted.numbers} == {key[0] for key in shipped.numbers}
+    assert all(math.isfinite(sd) for _, sd in fitted.numbers.values())
     assert (
         "prior_sd: {base: 0.4, device: 0.3," in (out / "calibrated.yaml").read_text()
     )  # not the fit's 0.1
@@ -237,7 +238,7 @@ def test_shipped_parameters_are_physical_and_the_files_of_devices_and_frameworks
                     framework,
                     name,
                 )
-    assert (fitted.sd > 0).all()
+    assert min(sd for _, sd in fitted.numbers.values()) > 0
     for link in ("nvlink2", "nvlink3", "nvlink4", "nvlink5"):
         # nccl-tests: some 19 us for the smallest all-reduce of 8 GPUs, six hops
         assert 1.5 < float(fitted.at(Place("h100", "nemo", link, "infiniband"))[HOP]) < 6.0
@@ -262,13 +263,15 @@ def test_the_file_keeps_the_posterior(tmp_path: Path) -> None:
     covariance = posterior(found, parameters)
     prior = torch.diag(parameters.sd**2)
     assert (torch.linalg.eigvalsh(prior - covariance) > -1e-9).all()  # data never make it wider
-    fitted = Calibrated.of_fit(parameters, parameters.zero(), covariance)
-    fitted.write(tmp_path / "c.yaml", ["a test"], {"seconds": {"family": 0.1}})
+    fitted = (parameters, parameters.zero(), covariance)
+    write_fit(tmp_path / "c.yaml", *fitted, ["a test"], {"seconds": {"family": 0.1}})
     read = Calibrated.read(tmp_path / "c.yaml")
-    assert read.keys == fitted.keys
-    torch.testing.assert_close(read.sd, fitted.sd, rtol=1e-2, atol=0.0)
-    correlation = read_correlation(tmp_path / "c.npz", len(read.keys))
-    torch.testing.assert_close(correlation, fitted.correlation, rtol=0.0, atol=0.5 / 127 + 1e-12)
+    assert list(read.numbers) == parameters.keys
+    sds = torch.diagonal(covariance).sqrt()
+    assert [sd for _, sd in read.numbers.values()] == pytest.approx(sds.tolist(), rel=1e-2)
+    correlation = read_correlation(tmp_path / "c.npz", len(parameters))
+    whole = covariance / torch.outer(sds, sds)
+    torch.testing.assert_close(correlation, whole, rtol=0.0, atol=0.5 / 127 + 1e-12)
 
 
 def test_deviations_of_device_software_and_their_pair_add_up() -> None:
@@ -276,15 +279,16 @@ def test_deviations_of_device_software_and_their_pair_add_up() -> None:
     parameters = Parameters([place])
     quantity = next(q for q in QUANTITIES if q.name == "gemm_efficiency")
     latent = parameters.zero()
-    pairs = {"base": "", "device": "a100", "framework": "nemo", "device+framework": "a100+nemo"}
-    for scope, name in pairs.items():
+    names = {"base": "", "device": "a100", "framework": "nemo", "device+framework": "a100+nemo"}
+    for scope, name in names.items():
         latent[parameters.index["gemm_efficiency", scope, name]] = 0.1
     whole = parameters.value(latent, quantity, place)
     other = parameters.value(latent, quantity, replace(place, framework="unheard"))
     start = parameters.value(parameters.zero(), quantity, place)
     assert float(torch.logit(whole) - torch.logit(start)) == pytest.approx(0.4)
     assert float(torch.logit(other) - torch.logit(start)) == pytest.approx(0.2)
-    fitted = Calibrated.of_fit(parameters, latent, torch.diag(parameters.sd**2))
+    pairs = zip(latent.tolist(), parameters.sd.tolist(), strict=True)
+    fitted = Calibrated(dict(zip(parameters.keys, pairs, strict=True)))
     assert float(fitted.at(place)[quantity.name]) == pytest.approx(float(whole))
 
 
