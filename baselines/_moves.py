@@ -15,6 +15,7 @@ from darts_parallel.cost import (
     flatnonzero,
     float_tensor,
     lightest_plans,
+    round_edges,
     unit_starts,
 )
 from darts_parallel.plans import LayerStrategy
@@ -170,17 +171,14 @@ class PlanSpace:
             Padded starts, `(N, K)`.
         """
         units = len(self.units)
-        stages = pp.unsqueeze(1)
-        order = torch.arange(self.most_stages)
-        even = order * units / stages
-        wished = torch.round(even + jitter).long().sort(1).values
-        inner = order < stages
-        # units in front of a stage beyond one unit for each earlier stage
-        spare = torch.where(inner, wished - order, 0).clamp(min=0)
-        spare[:, 0] = 0
-        position = torch.minimum(spare.cummax(1).values, units - stages) + order
-        starts = self.units[position.clamp(max=units - 1)]
-        return torch.where(inner, starts, self.num_layers)
+        even = torch.arange(self.most_stages) * units / pp.unsqueeze(1)
+        wished = (even + jitter).sort(1).values
+        starts = torch.full(jitter.shape, self.num_layers)
+        for stages in torch.unique(pp).tolist():
+            rows = flatnonzero(pp == stages)
+            edges = wished[rows, 1:stages]
+            starts[rows, :stages] = self.units[round_edges(edges, units)]
+        return starts
 
     def legal(
         self,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from baselines._planner import Incumbent, on_tables
-from darts_parallel.cost import Array, CostTable, HardPlans, Index, filled, unit_starts
+from darts_parallel.cost import Array, CostTable, HardPlans, Index, neighbour_seconds, unit_starts
 
 TICK = 1e-15
 """Seconds of a tick: stage times are whole ticks, so that equal stages tie exactly, as in the program."""
@@ -146,32 +146,15 @@ def fasop_plans(table: CostTable) -> HardPlans:
     ticks = _ticks(seconds.numpy().reshape(-1, len(units)))
     first_kind = np.arange(len(outer))[:, None] * kinds
     stage_type = first_kind + table.stage_kind.numpy()
-    received = _receive_seconds(table, outer, choice, units)
-    comm = _ticks(received.numpy())
-    sums = np.pad(ticks, ((0, 0), (1, 0)))
-    _, counts = minmax_partition(sums, stage_type, comm)
-    first = np.cumsum(counts, axis=1) - counts
     choices = choice.unsqueeze(1).expand(-1, table.num_layers)
-    return HardPlans(outer, choices, units[torch.from_numpy(first)])
 
+    def plans(counts: Index) -> HardPlans:
+        first = torch.from_numpy(counts.cumsum(1) - counts)
+        return HardPlans(outer, choices, units[first])
 
-def _receive_seconds(
-    table: CostTable,
-    outer: torch.Tensor,
-    choice: torch.Tensor,
-    units: torch.Tensor,
-) -> torch.Tensor:
-    """Return seconds across the boundary before each middle stage, where even stages have it, `(B, K)`."""
-    stages = table.num_stages
-    result = filled(0.0, len(outer), stages)
-    if stages < 3:
-        return result
-    even = first_partition(len(units), stages)
-    starts = even.cumsum()[: stages - 2]
-    pairs = units[torch.from_numpy(starts)] - 1
-    layout = table.layout[choice].unsqueeze(1)
-    boundary = table.boundary_kind[: stages - 2].unsqueeze(0)
-    rows = outer.unsqueeze(1)
-    p2p = table.p2p.detach()
-    result[:, 1:-1] = p2p[rows, boundary, pairs.unsqueeze(0), layout, layout]
-    return result
+    even = plans(np.tile(first_partition(len(units), table.num_stages), (len(outer), 1)))
+    # the heuristic takes the messages of even stages
+    _, p2p = neighbour_seconds(table, even, even.stages())
+    sums = np.pad(ticks, ((0, 0), (1, 0)))
+    _, counts = minmax_partition(sums, stage_type, middle_comm(p2p.detach().numpy()))
+    return plans(counts)

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, field, replace
 
-from darts_parallel.config import LOSSLESS, BilevelConfig, ModelConfig, as_yaml
+from darts_parallel.config import LOSSLESS, BilevelConfig, ModelConfig, as_yaml, module_data
 from darts_parallel.cost import BLOCK
 from darts_parallel.errors import ConfigError, Entries
 from darts_parallel.problem import Problem
@@ -99,22 +99,8 @@ class BilevelSettings(BilevelConfig):
         return tuple(sorted({self.global_batch_size, *self.batch_candidates}))
 
 
-UNSEARCHED = {
-    "space.kind": "every block has bits of its own",
-    "space.cp": "the loop trains without context parallelism",
-    "space.virtual_stages": "the loop's pipelines have one stage a device",
-    "space.shard_size": "the loop shards over all data-parallel ranks",
-    "space.offload": "the exact check knows no host memory",
-    "space.executable": "nothing that runs here sends few bits",
-    "cost.pipeline": "the exact check rests on the closed form",
-    "cost.name": "the bits of collectives are priced by that model alone",
-    "objective.name": "the loop's objective is time to target",
-    "search.num_steps": "bilevel.num_steps counts its weight steps",
-    "search.num_restarts": "it has bilevel.num_restarts",
-    "search.max_seconds": "bilevel.num_steps bounds it",
-    "export": "no trainer sends tensor-parallel sums at few bits",
-}
-"""Keys that the loop searches at their default alone, and why."""
+UNSEARCHED: dict[str, str] = module_data(__file__)
+"""Reasons by key: the loop takes these keys at their default alone."""
 
 
 def refuse_unsearched(problem: Problem) -> None:
