@@ -89,6 +89,7 @@ from darts_parallel.cost.stage_costs import equal_rows as equal_rows
 from darts_parallel.cost.stage_costs import kept_bytes as kept_bytes
 from darts_parallel.cost.stage_costs import prefix_sums as prefix_sums
 from darts_parallel.cost.stage_costs import segment_max as segment_max
+from darts_parallel.cost.table import PASSES as PASSES
 from darts_parallel.cost.table import build_tables as build_tables
 from darts_parallel.cost.table import with_memory as with_memory
 from darts_parallel.cost.terms import FORMULAS as FORMULAS

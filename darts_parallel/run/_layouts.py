@@ -30,11 +30,6 @@ MeshOf = dict[tuple[int, int], DeviceMesh]
 """Meshes by two degrees."""
 
 
-def shard_ranks(strategy: LayerStrategy) -> int:
-    """Return the number of data-parallel ranks over which the layer's ZeRO stage shards."""
-    return (strategy.zero_stage and strategy.shard_size) or strategy.dp
-
-
 class Meshes:
     """All groups of a plan on this rank; making them is collective, in one order on every rank."""
 
@@ -46,7 +41,7 @@ class Meshes:
         self._device = device
         self._by_division: MeshOf = {}
         """Meshes by tensor-parallel degree and number of shards."""
-        for tp, shards in sorted({(layer.tp, shard_ranks(layer)) for layer in plan.layers}):
+        for tp, shards in sorted({(layer.tp, layer.shard_ranks()) for layer in plan.layers}):
             replicas = self.stage_size // tp // shards
             self._by_division[tp, shards] = self._mesh(replicate=replicas, shard=shards, tp=tp)
         self._by_experts: MeshOf = {}
@@ -73,7 +68,7 @@ class Meshes:
 
     def of(self, strategy: LayerStrategy) -> DeviceMesh:
         """Return the mesh that a layer lies on: `pp`, `replicate`, `shard`, `tp`."""
-        return self._by_division[strategy.tp, shard_ranks(strategy)]
+        return self._by_division[strategy.tp, strategy.shard_ranks()]
 
     def of_experts(self, strategy: LayerStrategy) -> DeviceMesh:
         """Return the mesh of a layer's experts: `pp`, `replicate`, `shard` (edp), `ep`, `tp` (etp)."""
