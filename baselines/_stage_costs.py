@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from baselines._planner import Incumbent
@@ -105,15 +104,6 @@ def plain(
         return strategies[c].sequence_parallel, strategies[c].zero_stage
 
     return [min(groups[key], key=features) for key in sorted(groups)]
-
-
-def bottleneck_split(
-    segments: StageSegments,
-    values: Array,
-) -> list[int] | None:
-    """Return first layers of the stages whose largest value is least (ties: the sum); None: no split."""
-    limit = segments.least_maximum(values)
-    return segments.split_below(values, limit)[1] if np.isfinite(limit) else None
 
 
 def cheapest_split(

@@ -102,7 +102,7 @@ def _move(
     return result
 
 
-def _ticks(seconds: Array) -> Index:
+def ticks_of(seconds: Array) -> Index:
     """Return whole ticks of seconds."""
     return np.rint(seconds / TICK).astype(np.int64)
 
@@ -113,7 +113,7 @@ def middle_comm(p2p: Array) -> Index:
     Args:
         p2p: Seconds over every boundary, `(B, pp - 1)`.
     """
-    comm = np.pad(_ticks(p2p), ((0, 0), (1, 0)))
+    comm = np.pad(ticks_of(p2p), ((0, 0), (1, 0)))
     if comm.shape[1] > 1:
         comm[:, -1] = 0
     return comm
@@ -143,7 +143,7 @@ def fasop_plans(table: CostTable) -> HardPlans:
     by_layer = table.time.detach()[outer, :, :, choice]
     seconds = by_layer.cumsum(2)[:, :, ends - 1]
     kinds = seconds.shape[1]
-    ticks = _ticks(seconds.numpy().reshape(-1, len(units)))
+    ticks = ticks_of(seconds.numpy().reshape(-1, len(units)))
     first_kind = np.arange(len(outer))[:, None] * kinds
     stage_type = first_kind + table.stage_kind.numpy()
     choices = choice.unsqueeze(1).expand(-1, table.num_layers)

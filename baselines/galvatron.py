@@ -13,7 +13,7 @@ from contextlib import suppress
 import numpy as np
 
 from baselines._planner import Incumbent, on_tables
-from baselines._stage_costs import OuterChoice, bottleneck_split, outer_choices
+from baselines._stage_costs import OuterChoice, outer_choices
 from darts_parallel.cost import even_uniform_plans
 from darts_parallel.exact import (
     ChosenStages,
@@ -76,7 +76,7 @@ def _cuts(
     memory = stages.segments.sums(share, np.arange(costs.pp))
     found = [even]
     for values in (stages.seconds(), memory):
-        starts = bottleneck_split(stages.segments, values)
-        if starts is not None and starts not in found:
+        starts = stages.segments.even_split(values)
+        if starts and starts not in found:
             found.append(starts)
     return found

@@ -10,7 +10,7 @@ cluster of one kind this is PipeDream's plan chosen by throughput. No tensor par
 """
 
 from baselines._planner import Incumbent, on_tables
-from baselines._stage_costs import bottleneck_split, outer_choices, plain
+from baselines._stage_costs import outer_choices, plain
 from darts_parallel.exact import ChosenStages
 
 
@@ -20,8 +20,8 @@ def offer_plans(incumbent: Incumbent) -> None:
     for outer in outer_choices(incumbent):
         for choice in plain(outer.strategies)[:1]:
             segments, seconds = ChosenStages.uniform(outer.costs, choice).fitting()
-            starts = bottleneck_split(segments, seconds)
-            if starts is not None:
+            starts = segments.even_split(seconds)
+            if starts:
                 rows = segments.rows_of(starts)
                 slowest = float(seconds[rows].max())
                 busy = outer.costs.num_micro_batches * slowest

@@ -10,7 +10,7 @@ that. No tensor parallelism, no recomputation, no ZeRO where the space leaves th
 import numpy as np
 
 from baselines._planner import Incumbent, on_tables
-from baselines._stage_costs import bottleneck_split, outer_choices, plain
+from baselines._stage_costs import outer_choices, plain
 from darts_parallel.exact import ChosenStages
 
 
@@ -21,8 +21,8 @@ def offer_plans(incumbent: Incumbent) -> None:
             stages = ChosenStages.uniform(outer.costs, choice)
             load = stages.seconds() + stages.sync() / outer.costs.num_micro_batches
             load = np.where(stages.fits(), load, np.inf)
-            starts = bottleneck_split(stages.segments, load)
-            if starts is not None:
+            starts = stages.segments.even_split(load)
+            if starts:
                 incumbent.offer(outer.table, outer.uniform(starts, choice))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from baselines._planner import Incumbent, on_tables
 from baselines._recomputation import Recomputation
-from baselines._stage_costs import OuterChoice, bottleneck_split, outer_choices, plain
+from baselines._stage_costs import OuterChoice, outer_choices, plain
 from darts_parallel.cost import Array
 
 
@@ -23,8 +23,8 @@ def offer_plans(incumbent: Incumbent) -> None:
         options = [_of_degree(outer, tp) for tp in degrees]
         segments = options[0].segments
         loads = np.stack([_load(option, count) for option in options])
-        starts = bottleneck_split(segments, loads.min(axis=0))
-        if starts is None:
+        starts = segments.even_split(loads.min(axis=0))
+        if not starts:
             continue
         choices = []
         for row in segments.rows_of(starts).tolist():

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from baselines.fasop import TICK, middle_comm, minmax_partition
+from baselines.fasop import TICK, middle_comm, minmax_partition, ticks_of
 from darts_parallel.config import read_yaml, run_main
 from darts_parallel.cost import Array, Index
 from darts_parallel.errors import ConfigError, Entries, InfeasibleError
@@ -174,8 +174,8 @@ class FasopCase:
             factor = [
                 self.profiles.multiplier(model, chain.gpu, kind, micro_batch_size) for kind in kinds
             ]
-            ticks = np.rint(3.0 * np.array(chain.forward_s) * np.array(factor) / TICK)
-            rows.append(ticks.astype(np.int64).cumsum())
+            seconds = 3.0 * np.array(chain.forward_s) * np.array(factor)
+            rows.append(ticks_of(seconds).cumsum())
         return np.pad(np.stack(rows), ((0, 0), (1, 0)))
 
     @cached_property

@@ -24,7 +24,7 @@ from baselines import (
     piper,
     random_search,
 )
-from baselines._stage_costs import STEP, bottleneck_split, cheapest_split
+from baselines._stage_costs import STEP, cheapest_split
 from darts_parallel.cost.cost_table import CostTable
 from darts_parallel.cost.evaluation import evaluate
 from darts_parallel.exact.enumeration import brute_force
@@ -91,12 +91,12 @@ def test_splits_are_the_best_of_all_splits() -> None:
         assert found[0] == pytest.approx(
             min(sum(v) + rest * max(v) for v in values), rel=STEP * (1 + rest)
         )
-        slowest = bottleneck_split(segments, seconds)
+        slowest = segments.even_split(seconds)
         assert slowest is not None
         assert max(values[splits.index(slowest)]) == min(max(v) for v in values)
     nothing = np.full(len(segments), np.inf)
     assert cheapest_split(segments, nothing, 1.0) is None
-    assert bottleneck_split(segments, nothing) is None
+    assert segments.even_split(nothing) == []
 
 
 def test_pipedream_balances_the_slowest_stage_by_hand() -> None:
