@@ -22,8 +22,7 @@ from darts_parallel.cost import (
     float_tensor,
     without_dominated,
 )
-from darts_parallel.exact import outer_lower_bounds
-from darts_parallel.gradient import NoPlanFitsError
+from darts_parallel.gradient import NoPlanFitsError, proven_infeasible
 from darts_parallel.plans import LayerStrategy, Plan
 from darts_parallel.problem import Problem
 
@@ -204,7 +203,7 @@ class JointSpace:
                 tables.append(without_dominated(table, Candidate.of))
                 owners.append(batch)
         # refused before anything trains; what these bounds let pass is refused by the exact optimum
-        if not any(bool(outer_lower_bounds(table).isfinite().any()) for table in tables):
+        if proven_infeasible(tables, "layerwise"):
             raise NoPlanFitsError(problem, tables)
         return JointSpace(problem, tuple(tables), tuple(owners))
 
