@@ -15,7 +15,6 @@ from darts_parallel.cost import (
     ACTIVATION,
     COMPUTE,
     OPTIMIZER,
-    PASSES,
     CostTable,
     PassSeconds,
     PathMemory,
@@ -28,6 +27,8 @@ from darts_parallel.cost import (
     stage_part,
 )
 from darts_parallel.gradient.relaxation import smooth_max
+
+PASSES = ("forward", "backward", "weight_gradient")
 
 
 @dataclass(frozen=True)

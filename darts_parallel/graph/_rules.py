@@ -252,12 +252,6 @@ def permuted(call: RuleCall) -> Iterator[Split]:
         yield call.mapped(size - 1, new)
 
 
-def viewed_as_complex(call: RuleCall) -> Iterator[Split]:
-    """Yield the dimensions in front of real and imaginary part."""
-    for d in range(min(map(len, call.inputs + call.outputs))):
-        yield call.mapped(d, d)
-
-
 def along(call: RuleCall) -> Iterator[Split]:
     """Yield the dimensions that an operator does not work along, and that all its tensors have."""
     rank = len(call.inputs[0])
@@ -284,6 +278,8 @@ def around(call: RuleCall) -> Iterator[Split]:
     new = len(call.outputs[0])
     rank = max(old, new)
     worked = call.dims(rank)
+    if call.op.op.startswith("view_as"):  # real and imaginary part come last
+        worked = [rank - 1]
     others = [d for d in range(rank) if d not in worked]
     for k, d in enumerate(others):
         yield call.mapped(d if old >= new else k, d if new >= old else k)

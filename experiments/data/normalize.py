@@ -142,10 +142,6 @@ def _fields(row: TableRow, siblings: Sequence[TableRow]) -> Entries:
 
 def _numbers(row: TableRow, framework: Entry) -> Entries:
     """Fill the framework, and the formats in which it computes and keeps numbers."""
-    if row.says("other_adapters"):
-        raise RowError(
-            "adapters on weights of 4 bits, or other than LoRA, are not in the cost model"
-        )
     recorded = row.says("recorded")
     bits = row.count("gradient_bits") or framework.get("gradient_bits")
     return {
@@ -367,10 +363,6 @@ def _family(row: TableRow, sizes: Sizes | None) -> Sizes:
         return {"vocab_size": sizes["vocab_size"], "gated_mlp": gated}
     if (row.count("ep") or 1) > 1 or row.says("sparse"):
         raise RowError("a mixture of experts whose sizes neither the row nor the model's name says")
-    if row.says("encoder_decoder"):
-        raise RowError(
-            "encoder-decoder models need their encoder layers, which the schema does not hold"
-        )
     return first("models", row.words("model")) or {}
 
 
@@ -708,11 +700,9 @@ def _measured(
     gpus: int,
 ) -> Entries:
     """Read the seconds of an iteration and the GiB; at least one of them is there."""
-    flagged = re.search(r"anomalous|suspicious", row.words("notes"))
-    if flagged:
-        raise RowError(f"flagged in the notes: {flagged[0]}")
-    if row.says("relative"):
-        raise RowError("a relative figure, not seconds or bytes")
+    for entry in word_tables()["unusable"]:
+        if row.matches(entry["when"]):
+            raise RowError(entry["why"])
     # with a chunked loss the logits of a whole micro-batch, which the cost model holds, never exist
     memory = None if row.says("chunked_loss") else row.number("memory_gb")
     if memory and row.says("decimal"):
