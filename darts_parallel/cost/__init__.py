@@ -8,7 +8,6 @@ plans in a batch. Seconds and bytes are float64.
 from darts_parallel.cost.choices import Tensors as Tensors
 from darts_parallel.cost.choices import filled as filled
 from darts_parallel.cost.choices import float_tensor as float_tensor
-from darts_parallel.cost.choices import shard_ranks as shard_ranks
 from darts_parallel.cost.collectives import BLOCK as BLOCK
 from darts_parallel.cost.collectives import RingGroup as RingGroup
 from darts_parallel.cost.collectives import all_reduce as all_reduce
@@ -90,6 +89,7 @@ from darts_parallel.cost.stage_costs import equal_rows as equal_rows
 from darts_parallel.cost.stage_costs import kept_bytes as kept_bytes
 from darts_parallel.cost.stage_costs import prefix_sums as prefix_sums
 from darts_parallel.cost.stage_costs import segment_max as segment_max
+from darts_parallel.cost.table import PASSES as PASSES
 from darts_parallel.cost.table import build_tables as build_tables
 from darts_parallel.cost.table import with_memory as with_memory
 from darts_parallel.cost.terms import FORMULAS as FORMULAS

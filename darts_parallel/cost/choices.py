@@ -60,7 +60,7 @@ class ChoiceTensors:
         recompute = torch.tensor([RECOMPUTE.index(choice.recompute) for choice in choices])
         sequence_shards = column(lambda choice: choice.tp if choice.sequence_parallel else 1)
         columns = {name: column(attrgetter(name)) for name in READ}
-        shards = column(lambda choice: shard_ranks(choice, cp))
+        shards = column(lambda choice: choice.shard_ranks(cp))
         spread = columns["etp"] * columns["ep"]
         expert_replicas = (columns["tp"] * ranks / spread).floor().clamp(min=1.0)
         return ChoiceTensors(
@@ -73,13 +73,6 @@ class ChoiceTensors:
             tokens=tokens,
             **columns,
         )
-
-
-def shard_ranks(choice: LayerStrategy, cp: int = 1) -> int:
-    """Return the ranks of a shard group; without hybrid sharding they are all ranks of the weights."""
-    if choice.zero_stage and choice.shard_size:
-        return choice.shard_size
-    return choice.dp * cp
 
 
 def filled(value: float, *shape: int) -> Tensor:

@@ -43,7 +43,7 @@ from darts_parallel.problem import (
 )
 from darts_parallel.schedules import find
 
-SECONDS_BY_KIND = ("forward", "backward", "weight_gradient")
+PASSES = ("forward", "backward", "weight_gradient")
 """Fields of a table that are fields of `LayerCosts`, in seconds."""
 BYTES = ("static", "activation", "for_weights", "working")
 """Fields of a table that are fields of `LayerCosts`, in bytes."""
@@ -249,7 +249,7 @@ def _price_layers(
 
     fields: Entries = dict.fromkeys(PLACED, torch.zeros(0, dtype=torch.long))
     fields |= _between_layers(space, stages, links)
-    fields |= {name: stacked(name) for name in SECONDS_BY_KIND}
+    fields |= {name: stacked(name) for name in PASSES}
     # calibrated devices may differ in their memory factors: the largest counts on every stage
     fields |= {name: largest(name) for name in BYTES}
     fields["sync"] = sum(stacked(name) for name in PER_ITERATION)

@@ -115,15 +115,16 @@ class LayerStructure:
     """Segments of one outer choice, whatever the limit on its seconds."""
 
     costs: OuterCosts
-    trie: SegmentTrie
-    groups: NodeGroups
-    """Its segments by node."""
 
-    @staticmethod
-    def build(costs: OuterCosts) -> "LayerStructure":
-        """Find them."""
-        trie = SegmentTrie.build(costs)
-        return LayerStructure(costs, trie, NodeGroups.of(trie.node))
+    @cached_property
+    def trie(self) -> SegmentTrie:
+        """Its segments by the classes of their layers."""
+        return SegmentTrie.build(self.costs)
+
+    @cached_property
+    def groups(self) -> NodeGroups:
+        """Its segments by node."""
+        return NodeGroups.of(self.trie.node)
 
     @remembered
     def forms(self, signature: int) -> LabelForms:
@@ -160,11 +161,11 @@ class LayerwiseFronts:
 
     def __init__(
         self,
-        costs: OuterCosts,
         uses: UsableSegments,
         check: Check,
         structure: LayerStructure,
     ) -> None:
+        costs = structure.costs
         self.costs = costs
         self._check = check
         self.trie = structure.trie

@@ -93,11 +93,11 @@ class Partition:
 
     def __init__(
         self,
-        costs: OuterCosts,
         uses: UsableSegments,
         source: FrontSource,
         check: Check,
     ) -> None:
+        costs = uses.costs
         self.costs = costs
         self.source = source
         self._check = check
@@ -226,7 +226,7 @@ class OuterChoiceSolver:
     @cached_property
     def layers(self) -> LayerStructure:
         """The structure that the fronts of a layer-wise space share under any limit."""
-        return LayerStructure.build(self.costs)
+        return LayerStructure(self.costs)
 
     def attempt(self, space_kind: str, limit: float, check: Check) -> PricedPlan | None:
         """Return the best plan within `limit`; None, and a raised bound, where there is none.
@@ -243,10 +243,10 @@ class OuterChoiceSolver:
         uses = UsableSegments.build(self.costs, self.segments, limit)
         source: FrontSource
         if space_kind == "layerwise":
-            source = LayerwiseFronts(self.costs, uses, check, self.layers)
+            source = LayerwiseFronts(uses, check, self.layers)
         else:
             source = StagewiseFronts(self.costs, check)
-        partition = Partition(self.costs, uses, source, check)
+        partition = Partition(uses, source, check)
         plan = partition.solve()
         self.labels += source.labels_made + partition.labels_made
         if plan is None:

@@ -280,7 +280,7 @@ class Request:
         """Return the ranks that share the state of a replica; 1 without ZeRO."""
         if not strategy.zero_stage:
             return 1
-        return strategy.shard_size or strategy.dp * self.plan.cp
+        return strategy.shard_ranks(self.plan.cp)
 
     def shard_degrees(self, strategy: LayerStrategy) -> tuple[int, int]:
         """Return the replicas and shards of a mesh that shards over `shards * cp` ranks.

@@ -15,6 +15,7 @@ from darts_parallel.cost import (
     ACTIVATION,
     COMPUTE,
     OPTIMIZER,
+    PASSES,
     CostTable,
     PassSeconds,
     PathMemory,
@@ -27,8 +28,6 @@ from darts_parallel.cost import (
     stage_part,
 )
 from darts_parallel.gradient.relaxation import smooth_max
-
-PASSES = ("forward", "backward", "weight_gradient")
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,10 @@ class LayerStrategy:
         """How activations lie on the devices; neighbours of equal layout need no resharding."""
         return Layout(self.tp, self.sequence_parallel)
 
+    def shard_ranks(self, cp: int = 1) -> int:
+        """Return the ranks over which a ZeRO stage shards: all of the weights, or those of `shard_size`."""
+        return (self.zero_stage and self.shard_size) or self.dp * cp
+
     def label(self) -> str:
         """Return short text for tables and pictures, e.g. `tp2+sp z1/8 full b8 g4`."""
         sequence = "+sp" if self.sequence_parallel else ""

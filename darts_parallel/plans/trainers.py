@@ -54,7 +54,7 @@ def facts(job: Entries, pp: int, cp: int, schedule: str, strategy: LayerStrategy
     if job["num_experts"]:
         expert_copies = copies * strategy.tp // (strategy.ep * strategy.etp)
     shards = strategy.shard_size
-    sharded = (shards or copies) if strategy.zero_stage else 1
+    sharded = strategy.shard_ranks(cp) if strategy.zero_stage else 1
     own = dict(vars(strategy))
     own["uneven_heads"] = job["windowed_heads"] % (strategy.tp * cp)
     own["copies"] = max(copies, expert_copies)

@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from darts_parallel.config import LOSSLESS
-from darts_parallel.cost import padded_vocabulary, shard_ranks
+from darts_parallel.cost import padded_vocabulary
 from darts_parallel.plans import LayerStrategy, Layout, Plan
 from darts_parallel.problem import Problem
 from darts_parallel.run._experts import Mixture, Mlp, expert_bank
@@ -157,7 +157,7 @@ def share_one_table(problem: Problem, plan: Plan) -> bool:
     first = plan.layers[0]
     head = plan.layers[head_index(problem)]
     alike = first.tp == head.tp and first.zero_stage == head.zero_stage
-    return alike and shard_ranks(first) == shard_ranks(head)
+    return alike and first.shard_ranks() == head.shard_ranks()
 
 
 def head_index(problem: Problem) -> int:

@@ -20,7 +20,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.nn import functional
 
-from darts_parallel.cost import shard_ranks
 from darts_parallel.plans import LayerStrategy, Layout, Plan
 
 BATCH = Shard(0)
@@ -42,7 +41,7 @@ class Meshes:
         self._device = device
         self._by_division: MeshOf = {}
         """Meshes by tensor-parallel degree and number of shards."""
-        for tp, shards in sorted({(layer.tp, shard_ranks(layer)) for layer in plan.layers}):
+        for tp, shards in sorted({(layer.tp, layer.shard_ranks()) for layer in plan.layers}):
             replicas = self.stage_size // tp // shards
             self._by_division[tp, shards] = self._mesh(replicate=replicas, shard=shards, tp=tp)
         self._by_experts: MeshOf = {}
@@ -69,7 +68,7 @@ class Meshes:
 
     def of(self, strategy: LayerStrategy) -> DeviceMesh:
         """Return the mesh that a layer lies on: `pp`, `replicate`, `shard`, `tp`."""
-        return self._by_division[strategy.tp, shard_ranks(strategy)]
+        return self._by_division[strategy.tp, strategy.shard_ranks()]
 
     def of_experts(self, strategy: LayerStrategy) -> DeviceMesh:
         """Return the mesh of a layer's experts: `pp`, `replicate`, `shard` (edp), `ep`, `tp` (etp)."""

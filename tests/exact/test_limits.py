@@ -69,7 +69,7 @@ def test_the_sum_of_a_stage_holds_what_is_paid_once_an_iteration() -> None:
 @pytest.mark.parametrize("seed", range(9))
 def test_a_label_may_need_what_the_loosest_use_of_its_layers_leaves(seed: int) -> None:
     costs, rng = costs_of(seed), np.random.default_rng(seed)
-    structure, stages = LayerStructure.build(costs), SegmentBounds.build(costs, "layerwise").stages
+    structure, stages = LayerStructure(costs), SegmentBounds.build(costs, "layerwise").stages
     signatures, of_stage = costs.stage_signatures
     for number, (kind, in_flight, capacity) in enumerate(signatures):
         forms, mine = structure.forms(number), np.flatnonzero(of_stage[stages.stage] == number)
@@ -126,7 +126,7 @@ def test_a_penalty_is_the_most_that_one_layout_costs_above_another_whatever_foll
 @pytest.mark.parametrize("seed", range(6))
 def test_penalties_of_nodes_are_the_largest_of_their_segments(seed: int) -> None:
     costs = costs_of(seed, num_layouts=2)
-    structure, count = LayerStructure.build(costs), costs.num_micro_batches
+    structure, count = LayerStructure(costs), costs.num_micro_batches
     for kind in range(len(costs.time)):
         before, inside = structure.entered(kind)
         for node in range(1, len(structure.trie.parent)):
