@@ -1,5 +1,6 @@
 """Schema of the whole configuration: the groups `space`, `cost`, `objective`, and the root."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from typing import Any
@@ -338,6 +339,11 @@ class SpaceConfig:
             bool(values), f"space.{key}=[]", "list at least one value", "null, which leaves it free"
         )
         return values
+
+    def only(self, key: str, values: Iterable[Any]) -> list[Any]:
+        """Return the values that the user allows for `key`."""
+        pinned = self.pinned(key)
+        return [value for value in values if pinned is None or value in pinned]
 
     def _require_whole(self, key: str, value: Any) -> None:
         if type(value) is not int:

@@ -18,7 +18,7 @@ from darts_parallel.cost.pipeline import PipelineModel, by_device
 from darts_parallel.cost.schedule_memory import schedule_memory
 from darts_parallel.plans import Strategies
 from darts_parallel.problem import NodeOrder
-from darts_parallel.schedules import USUAL, find
+from darts_parallel.schedules import USUAL, Schedule, find
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,17 @@ class CostTable:
     @cached_property
     def stage_device(self) -> Tensor:
         """Device of every stage, `(K,)`."""
-        return torch.tensor(find(self.pipeline.schedule).devices(self.pp, self.num_stages))
+        return torch.tensor(self.rule.devices(self.pp, self.num_stages))
+
+    @property
+    def rule(self) -> Schedule:
+        """The schedule itself, which knows the order of its passes."""
+        return find(self.pipeline.schedule)
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the schedule's passes price plans, and no closed form."""
+        return self.pipeline.simulated
 
     def own_seconds(self, **by_plan: Tensor) -> Tensors:
         """Return the seconds of the user's own terms by name, `(B, K)` or `(B,)`.
@@ -173,7 +183,7 @@ class CostTable:
     def schedule_name(self) -> str:
         """The schedule; empty where the number of chunks or plain 1F1B implies it."""
         schedule = self.pipeline.schedule
-        return "" if schedule in USUAL else find(schedule).name
+        return "" if schedule in USUAL else self.rule.name
 
     @property
     def name(self) -> str:

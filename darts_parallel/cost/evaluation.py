@@ -202,7 +202,7 @@ def evaluate_batch(table: CostTable, plans: HardPlans, *, linear: bool = False) 
     sync_seconds = reading.sync
     device_seconds = table.by_device(stage_seconds)
     counts = table.num_micro_batches[plans.outer]
-    if table.pipeline.simulated:
+    if table.simulated:
         passes = pass_seconds(table, plans, reading.between)
         if linear:
             path = Criticalities.of(passes, sync_seconds, counts, table.pipeline)
@@ -413,7 +413,7 @@ def _part_for(plan: Plan, tables: Tables) -> CostTable | None:
     for table in tables if plan.schedule is None else ():
         place = (table.pp, table.cp, table.virtual_stages, table.node_order)
         other = place != (plan.pp, plan.cp, plan.virtual_stages, plan.node_order)
-        if other or table.pipeline.simulated or table.host is not None:
+        if other or table.simulated or table.host is not None:
             continue
         rows = flatnonzero(table.num_micro_batches == plan.num_micro_batches)
         if len(rows) and set(used) <= set(table.choices):
@@ -446,7 +446,7 @@ def _breakdown(
     count = int(table.num_micro_batches[outer])
     slowest = int(seconds.argmax())
     last = int(cost.sync_seconds[0].argmax())
-    if table.pipeline.simulated and not table.pipeline.together:
+    if table.simulated and not table.pipeline.together:
         last = int((cost.pipeline_end + cost.sync_seconds)[0].argmax())
         slowest = last
 

@@ -61,7 +61,7 @@ def without_needless_simulation(table: CostTable) -> CostTable:
 
     Every schedule of one stage takes the seconds of its micro-batches one after the other.
     """
-    if not table.pipeline.simulated or table.num_stages > 1:
+    if not table.simulated or table.num_stages > 1:
         return table
     return replace(table, pipeline=replace(table.pipeline, simulated=False))
 
@@ -98,7 +98,7 @@ def without_dominated(table: CostTable, kind: Kind = lambda strategy: None) -> C
 
 def _figures(table: CostTable) -> list[torch.Tensor]:
     """Return the seconds and bytes in which a dominating strategy must be no worse."""
-    if table.pipeline.simulated or table.virtual_stages > 1:
+    if table.simulated or table.virtual_stages > 1:
         # the longest path may take any of the passes alone
         seconds = [
             table.forward,

@@ -27,7 +27,6 @@ from darts_parallel.cost import (
 )
 from darts_parallel.exact.result import DeadlineError
 from darts_parallel.exact.segment_grid import SegmentGrid
-from darts_parallel.schedules import find
 
 
 def never() -> bool:
@@ -132,7 +131,7 @@ def outer_lower_bounds(
     if table.own is not None and not table.own.non_negative:
         return filled(0.0, table.num_outer)
     table = without_offloadable_memory(table)
-    if table.virtual_stages > 1 or table.pipeline.simulated:
+    if table.virtual_stages > 1 or table.simulated:
         return _work_bounds(table, space_kind, late)
     bounds = quick_lower_bounds(table)
     for outer in flatnonzero(bounds <= known).tolist():
@@ -177,7 +176,7 @@ def _work_bounds(
     work = count * table.time.amin(1) + table.sync.amin(1)
     work = _least(table, work)
     even = work.sum(-1) / table.pp
-    if table.pipeline.simulated:
+    if table.simulated:
         forward = _least(table, table.forward.amin(1))
         waits = forward[:, : table.pp - 1].cumsum(-1)
         even = even + waits.sum(-1) / table.pp
@@ -206,7 +205,7 @@ def _staged_bound(table: CostTable, outer: int, space_kind: str) -> float:
     fill = seconds_before(table.forward[outer], costs)[first]
     synced = grid.lower_bounds(time=count, sync=1.0) + fill
     # the weights' gradients of the device may come after its last backward, during the drain
-    if find(table.pipeline.schedule).split:
+    if table.rule.split:
         return grid.stages.least_maximum(synced)
     fill_and_drain = seconds_before(table.time[outer], costs)[first]
     crossed = grid.lower_bounds(time=count) + fill_and_drain

@@ -54,7 +54,7 @@ def promising_outers(tables: Tables, passes: int = PASSES) -> Tables:
     """
     ranked = []
     for number, table in enumerate(tables):
-        if table.pipeline.simulated:
+        if table.simulated:
             work = num_passes(table).tolist()
             for outer, seconds in enumerate(_promised_seconds(table).tolist()):
                 ranked.append(_Ranked(seconds, number, outer, work[outer]))
@@ -88,10 +88,10 @@ def relaxed_outers(
     ranked: dict[bool, list[_Ranked]] = {True: [], False: []}
     for number, table in enumerate(tables):
         weights = restarts * table.num_layers * (len(table.choices) + table.num_stages)
-        counted = possible[number] | table.pipeline.simulated
+        counted = possible[number] | table.simulated
         for outer in flatnonzero(counted).tolist():
             time = seconds.get((number, outer), torch.inf)
-            ranked[table.pipeline.simulated].append(_Ranked(time, number, outer, weights))
+            ranked[table.simulated].append(_Ranked(time, number, outer, weights))
     relaxed = [rows.clone() for rows in possible]
     out = _beyond(ranked[True], WEIGHTS) | _beyond(ranked[False], PLAIN_WEIGHTS)
     for number, outer in out:

@@ -189,7 +189,7 @@ class GradientSearch:
         """Add plans of balanced stages to simulated tables."""
         tables = self.pool.tables
         for index, table in enumerate(tables):
-            if table.pipeline.simulated and not self._late(START_SHARE):
+            if table.simulated and not self._late(START_SHARE):
                 alive = flatnonzero(self._may_win(self.bounds[index]))
                 self.pool.add_balanced(index, alive.tolist())
 
@@ -355,7 +355,7 @@ class GradientSearch:
         that return to a dropped configuration. Simulated ones are dropped all the same: their steps
         are expensive.
         """
-        droppable = group.table.pipeline.simulated or group.table.has_plain_stages
+        droppable = group.table.simulated or group.table.has_plain_stages
         if self.space_kind == "uniform" or not droppable:
             return filled(0.0, len(merit))
         hard = self.pool.gap_to_best(group.table_index, group.outer_index)

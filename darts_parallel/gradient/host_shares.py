@@ -49,7 +49,7 @@ def with_finished_shares(table: CostTable, entry: PricedPlan, plan: Plan) -> tup
         plan: The plan that the entry holds.
     """
     simple = table.virtual_stages == 1 and table.own is None
-    closed = simple and not table.pipeline.simulated
+    closed = simple and not table.simulated
     given_shares = table.host is not None and table.host.fractions is not None
     if not plan.offload or not closed or given_shares:
         return plan, entry.time

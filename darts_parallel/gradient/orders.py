@@ -277,7 +277,7 @@ class OrderProblem:
                 texts.append(f"{stage}{letters[kind]}{ran[symbol]}")
                 ran[symbol] += 1
             rows.append(texts)
-        return order_code(find(self.table.pipeline.schedule).placement, rows)
+        return order_code(self.table.rule.placement, rows)
 
 
 def contiguous(values: Tensor) -> NDArray[Any]:
@@ -393,7 +393,7 @@ class OrderSearch:
         bases = []
         for rank, entry in enumerate(entries):
             table = self.pool.tables[entry.table]
-            placement = (table.pp, table.num_stages, find(table.pipeline.schedule).folded)
+            placement = (table.pp, table.num_stages, table.rule.folded)
             if placement not in placements or rank < BASES:
                 bases.append(entry)
             placements.add(placement)

@@ -95,7 +95,7 @@ class PlanPool:
             fitting: One of `config.search.FITTINGS`; what happens to the best plans besides repair.
         """
         table = self.tables[number]
-        if repair_score is None and table.pipeline.simulated:
+        if repair_score is None and table.simulated:
             self._keep_promising(number, plans)
             return
         if repair_score is not None:

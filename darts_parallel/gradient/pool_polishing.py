@@ -132,7 +132,7 @@ class _PoolPolisher:
         """Find the best stages of every strategy, in the best pipeline configurations."""
         for entry in self.pool.by_outer()[:POLISH_STARTS]:
             table = self.pool.tables[entry.table]
-            if table.pipeline.simulated or self._bound(entry) > self.pool.best_time:
+            if table.simulated or self._bound(entry) > self.pool.best_time:
                 continue
             left = self.config.max_seconds - self.pool.clock.seconds
             outer = table.select([entry.outer[1]])
@@ -147,12 +147,12 @@ class _PoolPolisher:
         if plan_key(entry.plan) in self.pool.local_optima[entry.table]:
             return
         # what an evaluator of simulated plans remembers may change its next move
-        visited = set() if table.pipeline.simulated else self.visited[entry.table]
+        visited = set() if table.simulated else self.visited[entry.table]
         evaluator = MoveEvaluator(table, self.stop, visited)
         runs = not self._has_program(table)
         polished = polish(table, entry.plan, self.space_kind, evaluator=evaluator, runs=runs)
         self.pool.evaluated += polished.evaluated
-        if table.pipeline.simulated and not evaluator.stop():
+        if table.simulated and not evaluator.stop():
             self.pool.local_optima[entry.table].add(plan_key(polished.plan))
         self.pool.add(entry.table, polished.plan)
 
@@ -161,7 +161,7 @@ class _PoolPolisher:
 
         Moves of layers took as long, and led to the same plans on 19 of 19 problems.
         """
-        closed_form = table.has_plain_stages and not table.pipeline.simulated
+        closed_form = table.has_plain_stages and not table.simulated
         closed_form = closed_form and table.own is None
         return closed_form and self.space_kind != "uniform"
 

@@ -120,7 +120,7 @@ class Surrogate:
             longer = lengthened(stage["forward"], stage["backward"], added)
             stage["forward"], stage["backward"] = longer
             seconds = seconds + added
-        if table.pipeline.simulated:
+        if table.simulated:
             total, sync = self._simulated(stage, (inside, across), syncs, paths)
         else:
             slowest, sync = smooth_max(torch.stack([seconds, syncs]), sharpness)
@@ -278,7 +278,7 @@ def _costs_by_kind(table: CostTable) -> Tensors:
     by_kind = {"time": table.time, "sync": table.sync}
     if table.own is not None:
         by_kind["compute"] = torch.stack([table.terms[name] for name in COMPUTE]).sum(0)
-    if table.pipeline.simulated or table.host or table.own:
+    if table.simulated or table.host or table.own:
         by_kind |= {name: getattr(table, name) for name in PASSES}
     if table.host is not None:
         by_kind["transfer"] = table.host.transfer

@@ -102,7 +102,7 @@ class RestartBatch:
         passed = torch.searchsorted(self.units, layers, right=True)
         self.centres = passed - 0.5
         self.price = Surrogate(table)
-        self.paths = PathMemory(SIMULATE_EVERY) if table.pipeline.simulated else None
+        self.paths = PathMemory(SIMULATE_EVERY) if table.simulated else None
 
     @staticmethod
     def initial(

@@ -28,7 +28,6 @@ from darts_parallel.cost import (
     simulated_seconds,
     table_reading,
 )
-from darts_parallel.schedules import find
 
 SLICE = 2**18
 """Layers of plans that are priced at once: 2 MB a tensor, of which offloading needs some sixty."""
@@ -50,7 +49,7 @@ def work_seconds(table: CostTable, plans: HardPlans, reading: TableReading) -> T
 
 def num_passes(table: CostTable) -> Tensor:
     """Count the passes of a plan of each row of a simulated table, `(O,)`."""
-    kinds = 3 if find(table.pipeline.schedule).split else 2
+    kinds = 3 if table.rule.split else 2
     return kinds * table.num_stages * table.num_micro_batches
 
 
@@ -88,7 +87,7 @@ class MoveEvaluator:
             if self.stop():
                 break
             some = plans[rows]
-            if self.table.pipeline.simulated:
+            if self.table.simulated:
                 result[rows] = self._simulated_seconds(some, best)
                 if bool((result[rows] < best).any()):
                     break

@@ -59,7 +59,7 @@ class Settled(NamedTuple):
 
 def can_settle(tables: Tables, space_kind: str) -> bool:
     """Return whether the best configurations alone may go on: polishing returns to the others."""
-    plain = all(table.has_plain_stages and not table.pipeline.simulated for table in tables)
+    plain = all(table.has_plain_stages and not table.simulated for table in tables)
     return plain and space_kind == "layerwise"
 
 

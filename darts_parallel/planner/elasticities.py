@@ -179,7 +179,7 @@ def _worth_of_memory(plan: Plan, problem: Problem) -> float | None:
     )
     space = _useful_space(plan, problem)
     (table,) = build_tables(problem, [space])
-    if table.pipeline.simulated and table.num_stages * plan.num_micro_batches > MOST_SIMULATED:
+    if table.simulated and table.num_stages * plan.num_micro_batches > MOST_SIMULATED:
         return None
     outer = space.num_micro_batches.index(plan.num_micro_batches)
     choices = [table.choices.index(layer) for layer in plan.layers]

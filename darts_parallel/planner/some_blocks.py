@@ -47,7 +47,7 @@ def some_blocks_plan(asked: Asked, seconds: float) -> PricedPlan | None:
     blocks = torch.tensor([layer.recomputable for layer in problem.model.layers])
     best: PricedPlan | None = None
     for number, table in enumerate(tables):
-        if table.pipeline.simulated or not table.has_plain_stages:
+        if table.simulated or not table.has_plain_stages:
             continue
         for starts in even_cuts(table):
             for pair in _pairs(table):

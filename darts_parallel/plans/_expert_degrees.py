@@ -53,8 +53,7 @@ def expert_degrees(
     """Return the degrees of `legal_expert_degrees` that the pins allow."""
     legal = legal_expert_degrees(model, cluster, stage_devices)
     for key in ExpertDegrees._fields:
-        pinned = space.pinned(key)
-        legal = [own for own in legal if pinned is None or getattr(own, key) in pinned]
+        legal = [own for own in legal if space.only(key, [getattr(own, key)])]
     return legal
 
 

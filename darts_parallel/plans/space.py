@@ -267,22 +267,21 @@ def left_out(
 
 def pipeline_degrees(space: SpaceConfig, model: Model, cluster: Cluster) -> list[int]:
     """Return the pipeline degrees that the pins allow."""
-    return _only(space.pinned("pp"), legal_pipeline_degrees(model, cluster))
+    return space.only("pp", legal_pipeline_degrees(model, cluster))
 
 
 def schedule_choices(space: SpaceConfig, model: Model, pp: int) -> list[ScheduleChoice]:
     """Return schedules, and stages a device, that a pipeline of `pp` devices may have."""
     named = space.pinned("schedules")
-    pinned = space.pinned("virtual_stages")
     counts = virtual_stage_counts(space, model, pp)
     if named is None:
-        return [ScheduleChoice(count, None) for count in _only(pinned, counts)]
+        return [ScheduleChoice(count, None) for count in space.only("virtual_stages", counts)]
     schedules = _named_schedules(named, pp)
     if pp == 1:
         return [ScheduleChoice(1, own.name) for own in _of_one_device(schedules)]
     several = [count for count in counts if count > 1]
-    if pinned != (1,):  # the default: interleaved stages that are named may have any number
-        several = _only(pinned, several)
+    if space.pinned("virtual_stages") != (1,):  # the default leaves named interleaved stages free
+        several = space.only("virtual_stages", several)
     result = []
     for own in sorted(schedules, key=lambda own: own.chunks != 1):
         fixed = [own.chunks] if own.chunks else several
@@ -329,7 +328,7 @@ def _whole_spaces(
     """Yield the outer choices that the pins allow, with all strategies of their layers."""
     offload = tuple(space.pinned("offload") or ())
     contexts = context_degrees(model, cluster.num_devices, seq_len)
-    contexts = _only(space.pinned("cp"), contexts)
+    contexts = space.only("cp", contexts)
     for pp, cp in product(pipeline_degrees(space, model, cluster), contexts):
         size = cluster.num_devices // pp
         fitting = [tp for tp in tensor if size % (tp * cp) == 0]
@@ -388,7 +387,7 @@ def _legal_part(
     if not all(any(divides_nodes(tp, gpus) for tp in degrees) for gpus in nodes):
         return None
     counts = []
-    for count in _only(space.pinned("num_micro_batches"), divisors(batch)):
+    for count in space.only("num_micro_batches", divisors(batch)):
         divides = any(micro_batch_legal(space, batch, count, c) for c in choices)
         if divides and schedule.count_refusal(outer.pp, count) is None:
             counts.append(count)
@@ -420,9 +419,7 @@ def layer_choices(
     tensor-parallel bits need `tp > 1`: otherwise they are other names of the same strategy.
     """
     for degrees in stages:
-        if not _allowed(space.pinned("tp"), degrees.tp):
-            continue
-        if not _allowed(space.pinned("dp"), degrees.dp):
+        if not space.only("tp", [degrees.tp]) or not space.only("dp", [degrees.dp]):
             continue
         shards = shard_sizes(space.pinned("shard_size"), degrees.ranks)
         options = _options(space, model, seq_len, degrees)
@@ -491,13 +488,4 @@ def micro_batch_legal(
 ) -> bool:
     """Return whether the global batch divides into whole micro-batches of an allowed size."""
     size, rest = divmod(batch, num_micro_batches * choice.dp)
-    return not rest and _allowed(space.pinned("micro_batch_size"), size)
-
-
-def _allowed(pinned: Pinned, value: int) -> bool:
-    return pinned is None or value in pinned
-
-
-def _only(pinned: Pinned, values: Sequence[int]) -> list[int]:
-    """Keep the values that a pin allows."""
-    return [value for value in values if _allowed(pinned, value)]
+    return not rest and bool(space.only("micro_batch_size", [size]))

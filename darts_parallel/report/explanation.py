@@ -116,7 +116,7 @@ def explain(problem: Problem, plan: Plan) -> Explanation:
     cost = evaluate(plan, problem)
     iteration = []
     for name, seconds in cost.breakdown_s.items():
-        simulated = name == "pipeline_bubble" and terms.table.pipeline.simulated
+        simulated = name == "pipeline_bubble" and terms.table.simulated
         iteration.append(Line(None, "all", name, seconds, simulated))
     return Explanation(
         memory=list(terms.memory()),

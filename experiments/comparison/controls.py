@@ -60,7 +60,7 @@ class NoDescent(GradientSearch):
     ) -> list[StepRecord]:
         """Search until `max_seconds`; there are no steps to record."""
         pool = self.pool
-        if any(table.pipeline.simulated for table in pool.tables):
+        if any(table.simulated for table in pool.tables):
             return []  # local search follows anyway: of orders of passes and layers
         self.stopped_by = polish_pool(
             pool, self.space_kind, self.config, hurry=False, bounds=self.bounds
