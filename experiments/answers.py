@@ -170,4 +170,4 @@ def run(options: StudyOptions) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_main("experiments.answers", __doc__, StudyOptions, run))
+    raise SystemExit(run_main("experiments.answers", run))

@@ -162,4 +162,4 @@ def write_files(
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_main("experiments.calibrate", __doc__, CalibrationOptions, calibrate))
+    raise SystemExit(run_main("experiments.calibrate", calibrate))

@@ -53,4 +53,4 @@ def run(options: CompareOptions) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_main("experiments.compare", __doc__, CompareOptions, run))
+    raise SystemExit(run_main("experiments.compare", run))

@@ -214,4 +214,4 @@ def run(options: ShareOptions) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_main("experiments.gradient_share", __doc__, ShareOptions, run))
+    raise SystemExit(run_main("experiments.gradient_share", run))

@@ -319,4 +319,4 @@ def _measured(
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_main("measure_gpu", __doc__, MeasureOptions, run))
+    raise SystemExit(run_main("measure_gpu", run))

@@ -134,4 +134,4 @@ def run(options: LimitOptions) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_main("experiments.memory_limits", __doc__, LimitOptions, run))
+    raise SystemExit(run_main("experiments.memory_limits", run))

@@ -273,4 +273,4 @@ def run(options: ReplayOptions) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_main("experiments.replay_traces", __doc__, ReplayOptions, run))
+    raise SystemExit(run_main("experiments.replay_traces", run))

@@ -549,4 +549,4 @@ def run(options: FasopOptions) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_main("experiments.reproduce_fasop", __doc__, FasopOptions, run))
+    raise SystemExit(run_main("experiments.reproduce_fasop", run))

@@ -116,4 +116,4 @@ def run(options: StudyOptions) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_main("experiments.trainer_switches", __doc__, StudyOptions, run))
+    raise SystemExit(run_main("experiments.trainer_switches", run))

@@ -130,6 +130,4 @@ def held_out_reports(
 
 
 if __name__ == "__main__":
-    raise SystemExit(
-        run_main("experiments.validate_cost_model", __doc__, ValidationOptions, validate)
-    )
+    raise SystemExit(run_main("experiments.validate_cost_model", validate))

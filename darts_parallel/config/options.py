@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -101,15 +101,18 @@ def describe(kind: type[Any]) -> str:
     return "\n".join(lines)
 
 
-def run_main(
-    name: str, about: str | None, kind: type[Options], run: Callable[[Options], int]
-) -> int:
-    """Parse the command line and run an experiment; arguments and exit status as `guarded`."""
+def run_main(name: str, run: Callable[[Any], int]) -> int:
+    """Parse the command line into the options that `run` takes, and run it; exit status as `guarded`.
+
+    `--help` prints the docstring of its module, and the options.
+    """
     arguments = sys.argv[1:]
+    kind = get_type_hints(run)["options"]
 
     def work() -> int:
         if {"-h", "--help"} & set(arguments):
-            print(f"{(about or '').strip()}\n\nOptions, with their defaults:\n{describe(kind)}")
+            about = str(sys.modules[run.__module__].__doc__).strip()
+            print(f"{about}\n\nOptions, with their defaults:\n{describe(kind)}")
             return 0
         return run(parse(kind, arguments))
 

@@ -113,4 +113,4 @@ def _write(folder: Path, profile: Profile) -> None:
 
 def main() -> int:
     """Measure as the arguments of this process say; return the exit status."""
-    return run_main("darts-parallel profile", __doc__, ProfileOptions, run)
+    return run_main("darts-parallel profile", run)

@@ -35,7 +35,7 @@ TERMINATED = 143
 """Exit status after SIGTERM: 128 and its number."""
 
 
-def run(settings: RunSettings) -> int:
+def run(options: RunSettings) -> int:
     """Run in this process (as torchrun starts it), or in processes of its own.
 
     Returns:
@@ -43,8 +43,8 @@ def run(settings: RunSettings) -> int:
     """
     with refused_by_the_first():  # before the imports, which an older torch fails
         require_torch()
-        problem, plan = load(settings)
-        device = device_for(problem, plan, settings.device, LocalMachine.here())
+        problem, plan = load(options)
+        device = device_for(problem, plan, options.device, LocalMachine.here())
         require_processes(problem.cluster.num_devices)
     from darts_parallel.run.measure import execute
     from darts_parallel.run.workers import Workers
@@ -52,13 +52,13 @@ def run(settings: RunSettings) -> int:
     world = problem.cluster.num_devices
     outcome: RunOutcome
     if "WORLD_SIZE" in os.environ:
-        with joined(device, settings.timeout_s):
-            outcome = execute(problem, plan, settings, device)
+        with joined(device, options.timeout_s):
+            outcome = execute(problem, plan, options, device)
         if os.environ["RANK"] != "0":
             return 0
     else:
-        with Workers(world, settings.timeout_s, device) as workers:
-            outcome = workers.run(execute, problem, plan, settings, device)[0]
+        with Workers(world, options.timeout_s, device) as workers:
+            outcome = workers.run(execute, problem, plan, options, device)[0]
     cost: CostBreakdown | None = None
     with suppress(UnsupportedError):  # what the cost model cannot price still runs
         cost = evaluate(plan, problem)
@@ -77,7 +77,7 @@ def main() -> int:
     # workers are stopped on the way out
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
     try:
-        return run_main("darts_parallel.run", __doc__, RunSettings, run)
+        return run_main("darts_parallel.run", run)
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -747,4 +747,4 @@ def normalize(options: NormalizeOptions) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_main("experiments.data.normalize", __doc__, NormalizeOptions, normalize))
+    raise SystemExit(run_main("experiments.data.normalize", normalize))

@@ -13,7 +13,7 @@ from darts_parallel.config.composition import load_config
 from darts_parallel.config.options import READER_LEFT, describe, parse, run_main
 from darts_parallel.errors import INTERRUPTED, ConfigError
 from darts_parallel.problem.problem import load_problem
-from experiments import results_page
+from experiments import compare, results_page
 from experiments.compare import CompareOptions
 from experiments.comparison.runs import SEARCH
 from experiments.study import (
@@ -60,7 +60,7 @@ def test_a_bad_option_is_one_sentence_and_exit_status_2(
     with pytest.raises(ConfigError, match=sentence):
         parse(CompareOptions, [argument])
     monkeypatch.setattr(sys, "argv", ["compare", argument])
-    assert run_main("experiments.compare", None, CompareOptions, lambda options: 0) == 2
+    assert run_main("experiments.compare", compare.run) == 2
     written = capsys.readouterr().err
     assert written.startswith("experiments.compare: ")
     assert written.count("\n") == 1

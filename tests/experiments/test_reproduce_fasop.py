@@ -110,10 +110,8 @@ def test_layer_times_that_lack_something_are_refused_in_a_sentence(
     monkeypatch.setattr(
         sys, "argv", ["reproduce_fasop", f"profiles={tmp_path}", f"out={tmp_path / 'out'}"]
     )
-    options = reproduce_fasop.FasopOptions
     name = "experiments.reproduce_fasop"
-    doc = reproduce_fasop.__doc__
-    assert reproduce_fasop.run_main(name, doc, options, reproduce_fasop.run) == 2
+    assert reproduce_fasop.run_main(name, reproduce_fasop.run) == 2
     captured = capsys.readouterr()
     assert sentence in captured.err
     assert captured.err.count("\n") == 1
