@@ -86,7 +86,7 @@ def tables(text: str) -> str:
     ]
     cells = [f"{match[1]} %" for match in regrets if match]
     lines.append(
-        f"| First choice against the fastest measured plan (mean of 22 jobs) | {' | '.join(cells)} |"
+        f"| First choice against the fastest measured plan (mean of 23 jobs) | {' | '.join(cells)} |"
     )
     date = re.search(r"^Commit \w+, ([0-9-]+)", text, re.MULTILINE)
     used = re.search(r"^(\d+) of (\d+) rows used", text, re.MULTILINE)

@@ -146,19 +146,19 @@ class DeviceConfig:
     activation_factor: float = ranged(0.985, 1e-2, 1e2)
     """Bytes of kept activations per byte of the formula: unfused kernels keep more, the allocator
     wastes."""
-    grouped_gemm_efficiency: float = ranged(0.632, 1e-3, 1.0)
+    grouped_gemm_efficiency: float = ranged(0.624, 1e-3, 1.0)
     """Share of the speed of single products that the grouped products of experts reach."""
-    all_to_all_efficiency: float = ranged(0.676, 1e-3, 1.0)
+    all_to_all_efficiency: float = ranged(0.678, 1e-3, 1.0)
     """Share of the links' bandwidth that the experts' all-to-all reaches."""
     host_bandwidth_GBps: float = ranged(0.0, 0.0, 1e6)
     """Bandwidth that copies between one GPU and host memory reach in each direction, both at once;
     0: not known, and nothing can be offloaded (`space.offload`)."""
     host_latency_us: float = ranged(10.0, 0.0, 1e7)
     """Latency of one such copy."""
-    flex_gain: float = ranged(1.2, 1e-2, 1e2)
+    flex_gain: float = ranged(1.22, 1e-2, 1e2)
     """Bandwidth of DeepEP and HybridEP (`training.moe_token_dispatcher_type=flex`) per that of a
     plain all-to-all."""
-    permutation_factor: float = ranged(1.15, 1e-2, 1e2)
+    permutation_factor: float = ranged(0.923, 1e-2, 1e2)
     """Memory traffic of router and permutation against that of fused kernels."""
     expert_overhead_us: float = ranged(2000.0, 0.0, 1e7)
     """Launch and synchronisation overhead of one layer's experts in the forward pass (twice in

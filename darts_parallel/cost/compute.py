@@ -154,7 +154,9 @@ def unfused_attention_seconds(
     device: Device,
     width: int,
 ) -> Tensor:
-    """Return the forward seconds of two batched products and five passes over the score matrix.
+    """Return the forward seconds of two batched products and their passes over the score matrix.
+
+    A fused kernel scales, masks and takes the softmax, as Megatron's (FusedScaleMaskSoftmax).
 
     Args:
         width: Bytes of one element.
@@ -163,9 +165,10 @@ def unfused_attention_seconds(
     saturation = core.head_dim / (core.head_dim + device.gemm_half_size)
     aligned = 1.0 if core.head_dim % SLOWEST_ALIGNED == 0 else UNALIGNED_FACTOR
     products = flops / (device.half_flops * device.gemm_efficiency * saturation * aligned)
-    # written by the product; scale+mask+softmax and dropout each read and write; read by the product
-    passes = 6.0 * width * tokens * seq_len * core.heads / tp
-    return products + stream_seconds(passes, device)
+    # written by a product; softmax and dropout each read and write; read by the other product
+    passes = 4.0 + 2.0 * core.dropout
+    traffic = passes * width * tokens * seq_len * core.heads / tp
+    return products + stream_seconds(traffic, device)
 
 
 def forward_kernels(stage: StageContext, layer: LayerSpec) -> dict[str, list[Tensor]]:

@@ -124,6 +124,8 @@ class AttentionCore:
     causal: bool
     window: int | None = None
     """Tokens that a query looks back at; None: all."""
+    dropout: bool = False
+    """Scores are dropped between the softmax and the weighted sum."""
 
     def keys(self, seq_len: int) -> float:
         """Return the keys that a query meets, counted as without a mask (Narayanan et al. 2021).

@@ -299,6 +299,7 @@ def _block(config: ModelConfig, index: int, fused: bool, half: str | None = None
         kind = "experts"
     window = config.sliding_window if near else None
     core, *indexer = attention.cores
+    core = replace(core, dropout=config.dropout)
     masked = replace(core, causal=config.causal and kind != "encoder", window=window)
     cores = (masked, replace(core, causal=False))[:attentions]
     # the experts' tokens leave and enter sequence-parallel, without a collective of the tp group

@@ -401,10 +401,11 @@ def _mixture(row: TableRow, sizes: Sizes, degrees: Entries) -> Entries:
         raise RowError(f"ep={ep} times etp={etp} does not divide the {stage} GPUs of a stage")
     preset = (first("mixtures", row.words("model")) or {}).get("preset", "")
     kept = re.findall(r"\w+", row.words("recompute"))
-    fields = {"architecture": architecture_of(preset, sizes), "ep": ep, "etp": etp}
+    fields: Entries = {"architecture": architecture_of(preset, sizes), "ep": ep, "etp": etp}
     fields["shard_size"] = 0
     fields["sequence_parallel"] = tp > 1
-    fields["recompute_modules"] = tuple(name for name in RECOMPUTE_MODULES if name in kept)
+    if named := tuple(name for name in RECOMPUTE_MODULES if name in kept):
+        fields["recompute_modules"] = named
     fields["moe_token_dispatcher_type"] = "flex" if row.says("flex") else "alltoall"
     overlapped = row.says("recorded") or row.says("expert_overlap")
     fields["overlap_moe_expert_parallel_comm"] = overlapped

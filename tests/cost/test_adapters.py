@@ -7,7 +7,7 @@ import torch
 
 from darts_parallel import Plan, evaluate, load_problem
 from darts_parallel.cost.choices import ChoiceTensors
-from darts_parallel.cost.compute import products_seconds, unfused_attention_seconds
+from darts_parallel.cost.compute import products_seconds, stream_seconds, unfused_attention_seconds
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
 from darts_parallel.cost.stage_context import StageContext
 from darts_parallel.cost.terms import TERMS
@@ -209,6 +209,11 @@ def test_unfused_attention_falls_with_the_peak_by_its_two_products() -> None:
     kept = 64 / (64 + float(device.gemm_half_size))
     rate = float(device.half_flops * device.gemm_efficiency) * kept
     assert slow - fast == pytest.approx(4.0 * 1024 * 512 * 8 * 64 / rate / 2, rel=1e-9)
+    # four passes over scores of 2 bytes without dropout, six with
+    once = float(stream_seconds(torch.tensor(2.0 * 1024 * 512 * 8), device))
+    assert slow - 2.0 * (slow - fast) == pytest.approx(4.0 * once, rel=1e-9)
+    dropped = unfused_attention_seconds(replace(core, dropout=True), tokens, 512, one, device, 2)
+    assert float(dropped) - slow == pytest.approx(2.0 * once, rel=1e-9)
 
 
 def test_frozen_weights_are_gathered_in_both_passes_and_have_no_gradients_to_scatter() -> None:

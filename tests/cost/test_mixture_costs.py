@@ -155,6 +155,23 @@ def test_a_rank_launches_the_kernels_of_its_own_experts() -> None:
     torch.testing.assert_close(found, sent + launch_gap(sent, launches))
 
 
+def test_experts_below_16_bits_launch_two_more_kernels_each_way() -> None:
+    job = ["cluster.devices.toy.expert_overhead_us=1000", "training.precision=fp8"]
+    problem = toy(*job, "+cluster.devices.toy.peak_TFLOPs.fp8=100")
+    topology = problem.cluster.stage_topology(0, 1)
+    space = OuterSpace(1, (1,), (LayerStrategy(1, 8, ep=4),))
+    stage = StageContext.build(problem, topology, space)
+    layer = next(layer for layer in problem.model.layers if layer.experts is not None)
+    assert layer.experts is not None
+    none = torch.zeros(1, 1, dtype=torch.float64)
+    forward, backward = ExpertTerm().message_seconds(stage, layer, (none, none))
+    sent = exchange_seconds(stage, layer)
+    # 4 instead of 2 kernels an expert forward, 6 instead of 4 backward, which is twice as long
+    own = 0.5 * layer.experts.count / 4 / 16
+    torch.testing.assert_close(forward, sent + launch_gap(sent, 1e-3 * (0.5 + 2.0 * own)))
+    torch.testing.assert_close(backward, sent + launch_gap(sent, 2e-3 * (0.5 + 1.5 * own)))
+
+
 def test_a_flex_dispatcher_sends_a_token_once_to_each_domain_and_rank() -> None:
     (experts,) = {layer.experts for layer in toy().model.layers if layer.experts is not None}
     two, link = torch.tensor([2.0], dtype=torch.float64), Link(1e9, 0.0)

@@ -1,17 +1,20 @@
 """Whole iterations as one CUDA graph, and attention in 8 bits."""
 
 import pytest
+import torch
 
 from darts_parallel import load_problem
 from darts_parallel.cost.choices import ChoiceTensors
-from darts_parallel.cost.compute import fused_attention_seconds
+from darts_parallel.cost.compute import CAST_BYTES, fused_attention_seconds, stream_seconds
 from darts_parallel.cost.layer_costs import LayerCosts, layer_costs
 from darts_parallel.cost.stage_context import StageContext
-from darts_parallel.cost.terms.experts import USUAL_LOCAL
+from darts_parallel.cost.terms._term import Contribution
+from darts_parallel.cost.terms.experts import USUAL_LOCAL, ExpertTerm
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export import export_plan
 from darts_parallel.plans.space import OuterSpace
 from darts_parallel.plans.strategy import LayerStrategy
+from darts_parallel.problem.layer_spec import Experts
 from darts_parallel.problem.problem import Problem
 from darts_parallel.report.explanation import explain
 from tests.support.export_plans import MIXTURE, plan_of
@@ -19,6 +22,11 @@ from tests.support.export_plans import MIXTURE, plan_of
 SLOW = [
     "cluster.devices.toy.layer_overhead_us=1000",
     "cluster.devices.toy.expert_overhead_us=100000",
+]
+MX = [
+    "training.precision=mxfp8",
+    "+cluster.devices.toy.peak_TFLOPs.fp8=100",
+    "+cluster.devices.toy.peak_TFLOPs.mxfp8=100",
 ]
 EIGHT = ["training.precision=fp8", "+cluster.devices.toy.peak_TFLOPs.fp8=100"]
 
@@ -54,6 +62,33 @@ def test_a_recorded_iteration_pays_no_launch() -> None:
     plan = plan_of(recorded, LayerStrategy(1, 8), 2)
     lines = explain(recorded, plan).micro_batch
     assert sum(line.value for line in lines if line.term == "launch overhead") == 0.0
+
+
+def test_recorded_experts_in_mxfp8_apply_the_activation_and_cast_in_the_first_product() -> None:
+    """A recorded iteration drops a pass over the activations and the cast of the second product's rows."""
+
+    def of(graphs: str, *changes: str) -> tuple[Contribution, StageContext, Experts]:
+        job = [*MIXTURE, *MX, *changes, f"training.cuda_graphs={graphs}"]
+        problem = load_problem(job)
+        topology = problem.cluster.stage_topology(0, 1)
+        choice = LayerStrategy(1, 8, ep=4)
+        stage = StageContext.build(problem, topology, OuterSpace(1, (1,), (choice,)))
+        layer = next(layer for layer in problem.model.layers if layer.experts is not None)
+        assert layer.experts is not None
+        return ExpertTerm().layer_cost(stage, layer), stage, layer.experts
+
+    apart, stage, experts = of("per_layer")
+    fused = of("full_iteration")[0]
+    rows = 1.1 * stage.choices.tokens * experts.top_k
+    once = stream_seconds(2.0 * rows * (experts.inputs + experts.width), stage.device)
+    cast = stream_seconds(CAST_BYTES * rows * experts.width, stage.device)
+    saved = stage.device.streaming_factor * once + cast
+    torch.testing.assert_close(apart.forward - fused.forward, saved)
+    torch.testing.assert_close(apart.backward - fused.backward, 2.0 * saved)
+    # padded experts need no such kernel, and only that of 8-bit blocks exists
+    for change in ("model.moe_expert_capacity_factor=1", "training.precision=fp8"):
+        both = [float(of(graphs, change)[0].forward) for graphs in ("per_layer", "full_iteration")]
+        assert both[0] == both[1]
 
 
 def test_attention_in_8_bits_runs_at_the_8_bit_peak() -> None:
