@@ -121,7 +121,7 @@ def test_what_no_file_turns_on_is_refused_in_a_sentence() -> None:
     ):
         export_plan(problem, plan_of(problem, LayerStrategy(1, 8, 2), 2), "deepspeed")
     with pytest.raises(
-        ConfigError, match=r"must go with precision fp8, mxfp8 or nvfp4 .*; try false"
+        ConfigError, match=r"must go with precision fp8, mxfp8 or nvfp4.*; try false"
     ):
         load_problem([*MIXTURE, "training.fp8_dot_product_attention=true"])
     with pytest.raises(ConfigError, match=r"cuda_graphs=all must be one of none, per_layer"):
