@@ -57,7 +57,7 @@ COLUMNS = """\
 | settings | reason | search instead |
 | --- | --- | --- |
 """
-COUNTS = {"many": "above 1", "some": "above 0"}
+COUNTS = {"many": "above 1", "some": "above 0", "none": "0"}
 RANKS = 64
 """GPUs of the job that the first table asks about."""
 KEYS = {
@@ -184,7 +184,9 @@ def values(given: Any) -> str:
 
 def row(lack: dict[str, Any]) -> str:
     """Return the line of a combination."""
-    settings = ", ".join(f"`{key}` {values(given)}" for key, given in lack["when"].items())
+    shown = [f"`{key}` {values(given)}" for key, given in lack.get("when", {}).items()]
+    shown += [f"`model.{key}` not {values(given)}" for key, given in lack.get("model", {}).items()]
+    settings = (" or " if "model" in lack else ", ").join(shown)
     why = lack["why"].removeprefix("and ")
     return f"| {settings} | {why} | `{lack['instead']}` |"
 

@@ -70,24 +70,26 @@ def matches(value: Any, wanted: Any) -> bool:
 class Lack:
     """A combination of settings that a trainer does not run."""
 
-    when: Entries
-    """Settings and their values that are lacking together; `some` stands for all above 0, `many`
-    above 1."""
     why: str
     """Reason, a clause that follows the settings in a sentence."""
     instead: str
     """Overrides of the closest space without the combination."""
+    when: Entries = field(default_factory=dict)
+    """Settings and their values that are lacking together; `some` stands for all above 0, `many`
+    above 1."""
+    model: Entries = field(default_factory=dict)
+    """Keys of the model with the values that run: one of them has another value; empty: any model."""
 
     def __post_init__(self) -> None:
-        for key, wanted in self.when.items():
+        for key, wanted in {**self.when, **self.model}.items():
             rule = "be a list of values, some, none or many"
             words = isinstance(wanted, str)
             valid = wanted in QUANTITIES if words else isinstance(wanted, Sequence)
             require(valid, f"trainer.lacks.when.{key}={wanted}", rule, f"[{wanted}]")
 
     def require_settings(self, facts: Mapping[str, Any]) -> None:
-        """Refuse a name in `when` that is no setting of `plans.trainers.facts`."""
-        for key in self.when.keys() - facts.keys():
+        """Refuse a name that is no setting of `plans.trainers.facts`."""
+        for key in {*self.when, *self.model} - facts.keys():
             rule = "name a key of the model, the training or a strategy"
             require(False, f"trainer.lacks.when.{key}", rule, closest(key, facts))
 
@@ -95,7 +97,7 @@ class Lack:
         """Return whether every setting of `plans.trainers.facts` has one of the values.
 
         Errors:
-            ConfigError: `when` names no setting.
+            ConfigError: a name is no setting.
         """
         self.require_settings(facts)
         return self.may_hold(facts)
@@ -103,13 +105,25 @@ class Lack:
     def may_hold(self, facts: Mapping[str, Any]) -> bool:
         """Return whether the settings that are in `facts` have one of the values."""
         known = self.when.keys() & facts.keys()
-        return all(matches(facts[key], self.when[key]) for key in known)
+        together = all(matches(facts[key], self.when[key]) for key in known)
+        return together and (not self.model or bool(self._others(facts)))
+
+    def _others(self, facts: Mapping[str, Any]) -> list[str]:
+        """Return the keys of `model` that have other values, with these."""
+        return [
+            f"{key}={as_yaml(facts[key])}"
+            for key, wanted in self.model.items()
+            if not matches(facts[key], wanted)
+        ]
 
     def sentence(self, facts: Mapping[str, Any]) -> str:
         """Return the settings with their values and the reason, as one clause."""
-        first, *others = (
-            FACT_WORDS.get(key, f"{key}={{}}").format(as_yaml(facts[key])) for key in self.when
-        )
+        settings = []
+        for key in self.when:
+            settings.append(FACT_WORDS.get(key, f"{key}={{}}").format(as_yaml(facts[key])))
+        if self.model:
+            settings.append(f"model={facts['name']} has {', '.join(self._others(facts))}")
+        first, *others = settings
         beside = f" with {' and '.join(others)}" if others else ""
         return f"{first}{beside}, {self.why}"
 

@@ -96,7 +96,6 @@ def export(job: Request) -> Exported:
         UnsupportedError: accelerate cannot express it.
     """
     strategy = job.uniform()
-    job.require_precision(job.words("precision"), "its settings cannot say")
     job.shard_degrees(strategy)
     job.settle()
     text = f"{job.headline()}\n{settings(job, strategy)}"

@@ -1,6 +1,6 @@
 """Share between targets: the plan in their terms, and how they refuse what they cannot express."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import pairwise, product
@@ -60,14 +60,6 @@ SHARED = (
 )
 """Fields of a strategy that most trainers have once; a layer without parameters has the first
 three."""
-LLAMA = {
-    "causal": True,
-    "gated_mlp": True,
-    "learned_positions": False,
-    "linear_bias": False,
-    "norm_bias": False,
-}
-"""Values of Llama's blocks."""
 WORDS = {"activation": "activations", "optimizer": "optimizer state"}
 """Kinds of state that may be offloaded, in a sentence."""
 
@@ -460,12 +452,6 @@ class Request:
         mixed = [replace(common, ep=own.ep, etp=own.etp) for own in strategies]
         return list(dict.fromkeys(mixed))
 
-    def require_precision(self, known: Collection[str], why: str) -> None:
-        """Refuse a precision that is none of `known`; `why` is a clause about the trainer."""
-        precision = self.training.precision
-        if precision not in known:
-            self.refuse(f"training.precision={precision}, which {why}", "training.precision=bf16")
-
     def _require_exact_collectives(self, gradient_bits: Sequence[int]) -> None:
         """Refuse quantized collectives.
 
@@ -479,29 +465,6 @@ class Request:
                     f"{name}={bits}, and this trainer has no such quantized collectives",
                     f"space.{name}={LOSSLESS}",
                 )
-
-    def require_one_stack(self) -> None:
-        """Refuse encoder-decoder models."""
-        if self.model.num_encoder_layers:
-            self.refuse(
-                f"model={self.model.name} has an encoder and a decoder, and only one stack can be written",
-                "a model with num_encoder_layers=0",
-            )
-
-    def require_llama_like(self) -> None:
-        """Refuse blocks without RMSNorm, gated MLP and rotary positions, or with biases."""
-        self.require_one_stack()
-        config = self.model
-        wrong = []
-        for name, wanted in LLAMA.items():
-            value = getattr(config, name)
-            if value != wanted:
-                wrong.append(f"{name}={as_yaml(value)}")
-        if wrong:
-            self.refuse(
-                f"model={config.name} has {', '.join(wrong)}, and this trainer's own model is Llama's",
-                "a model such as model=llama3_8b",
-            )
 
     def _require_schedule(self, known: Sequence[str]) -> None:
         """Refuse a schedule that is none of `known`."""

@@ -23,8 +23,6 @@ def export(job: Request) -> Exported:
     Errors:
         UnsupportedError: Galvatron's runtime cannot express it.
     """
-    job.require_one_stack()
-    _check_model(job)
     _check_stages(job)
     _sequence_parallel(job)
     _default_type(job, _outer(job))
@@ -96,15 +94,6 @@ def _default_type(job: Request, outer: LayerStrategy) -> str:
             "zero_stage 0 and 2, and default_dp_type is one for all", "space.zero_stage=[2,3]"
         )
     return DEFAULT_TYPE.get(min(stages, default=0), "ddp")
-
-
-def _check_model(job: Request) -> None:
-    if not job.model.causal:
-        job.refuse(
-            f"model={job.model.name} is no decoder, and its runtime trains decoders only",
-            "a model with causal=true",
-        )
-    job.require_precision(("bf16", "fp16", "fp32"), "its runtime lacks")
 
 
 def _check_stages(job: Request) -> None:

@@ -103,7 +103,6 @@ def export(job: Request) -> Exported:
     Errors:
         UnsupportedError: nanotron cannot express it.
     """
-    job.require_llama_like()
     strategy = job.uniform()
     _check(job)
     job.settle()
@@ -125,11 +124,7 @@ def export(job: Request) -> Exported:
 
 
 def _check(job: Request) -> None:
-    job.require_precision(job.words("precision"), "its dtype cannot say")
     config = job.model
-    if config.qk_norm or config.qkv_bias:
-        what = f"model={config.name} has qk_norm or qkv_bias, which its Llama lacks"
-        job.refuse(what, "a model such as model=llama3_8b")
     if config.head_size != config.hidden_size // config.num_heads:
         what = f"model={config.name} has head_dim={config.head_dim}, and its Llama takes another"
         job.refuse(what, "a model with heads of hidden_size / num_heads")

@@ -93,12 +93,6 @@ def export(job: Request) -> Exported:
 
 
 def _check(job: Request) -> None:
-    precision = job.training.precision
-    if precision not in ("bf16", "fp32"):
-        why = "does not scale its loss" if precision == "fp16" else "multiplies in 16 bits at least"
-        job.refuse(
-            f"training.precision={precision}, and the program {why}", "training.precision=bf16"
-        )
     job.settle()
     try:
         refuse_model(job.problem.model, job.training)

@@ -95,7 +95,6 @@ def checked_strategy(job: Request) -> LayerStrategy:
     Errors:
         UnsupportedError: layers differ, or the model is none of torchtitan's.
     """
-    job.require_llama_like()
     strategy = job.uniform()
     _check(job)
     job.shard_degrees(strategy)
@@ -157,11 +156,9 @@ def _assignments(section: str, values: Entries) -> list[str]:
 def _check(job: Request) -> None:
     model = job.model
     own_heads = model.head_size == model.hidden_size // model.num_heads
-    if model.qkv_bias or not (own_heads or model.qk_norm):
-        what = "qkv_bias" if model.qkv_bias else f"head_dim={model.head_dim}"
-        what = f"model={model.name} has {what}, which its Llama 3 and Qwen 3 lack"
-        job.refuse(what, "a model such as model=llama3_8b")
-    job.require_precision(job.words("precision"), "its fields cannot set")
+    if not (own_heads or model.qk_norm):
+        what = f"model={model.name} has head_dim={model.head_dim}"
+        job.refuse(f"{what}, which its Llama 3 and Qwen 3 lack", "a model such as model=llama3_8b")
     modules = job.training.recompute_modules
     if modules != ["core_attn"] and not model.num_experts:  # blocks of experts have no SelectiveAC
         what = f"training.recompute_modules={as_yaml(modules)}"

@@ -151,9 +151,10 @@ def test_a_trainer_is_a_file_of_data_whose_rules_name_settings_and_an_exporter()
         rules = read_trainer(name)
         assert rules.whole_ends in ("never", "hybrids", "always")
         for lack in rules.lacks:
-            assert set(lack.when) <= set(known), lack
+            assert {*lack.when, *lack.model} <= set(known), lack
             lack.holds(known)
-            assert all("=" in way for way in lack.instead.split(" or ")[0].split()), lack
+            ways = lack.instead.removeprefix("a model such as ").split(" or ")[0]
+            assert all("=" in way for way in ways.split()), lack
     assert set(TARGETS) == set(EXPORTS)
 
 
