@@ -85,6 +85,7 @@ from darts_parallel.config.trainer import config_dir as config_dir
 from darts_parallel.config.trainer import group_file as group_file
 from darts_parallel.config.trainer import group_files as group_files
 from darts_parallel.config.trainer import group_names as group_names
+from darts_parallel.config.trainer import matches as matches
 from darts_parallel.config.trainer import module_data as module_data
 from darts_parallel.config.trainer import read_trainer as read_trainer
 from darts_parallel.config.trainer import read_yaml as read_yaml

@@ -19,6 +19,7 @@ from darts_parallel.config import (
     Trainer,
     TrainingConfig,
     as_yaml,
+    matches,
     quoted,
     read_trainer,
     read_yaml,
@@ -98,18 +99,17 @@ def read_words() -> Entries:
     return read_yaml(Path(__file__).with_name("words.yaml"))
 
 
-def switches(wanted: dict[str, bool]) -> Flags:
-    """Return the flags without value that are wanted."""
-    return [(name, None) for name, on in wanted.items() if on]
+def written(table: dict[str, Entries], known: Entries) -> Flags:
+    """Return the flags of a table whose conditions hold.
 
-
-def flags_of(config: Any, keys: str) -> Flags:
-    """Return the flags that have the names of keys; those that are None or false are left out."""
+    Args:
+        table: Flags as a command line has them, with settings in braces, and their conditions (`matches`).
+        known: The settings.
+    """
     found: Flags = []
-    for key in keys.split():
-        value = getattr(config, key)
-        if value is not None and value is not False:
-            found.append((key.replace("_", "-"), None if value is True else value))
+    for text, when in table.items():
+        if all(matches(known[key], wanted) for key, wanted in when.items()):
+            found += read_flags(text.format(**known))
     return found
 
 

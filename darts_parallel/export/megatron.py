@@ -5,7 +5,8 @@ between chunks, chunk `vpp_rank * pp + pp_rank` in order of layers), which exclu
 `--num-layers-per-virtual-pipeline-stage` and `--num-virtual-stages-per-pipeline-rank`.
 """
 
-from darts_parallel.config import DYNAMIC, PADDED, ModelConfig, TrainingConfig
+from darts_parallel.config import DYNAMIC, PADDED, ModelConfig, TrainingConfig, module_data
+from darts_parallel.errors import Entries
 from darts_parallel.export.common import (
     INSTALLED,
     ChunkContent,
@@ -13,23 +14,15 @@ from darts_parallel.export.common import (
     Flag,
     Flags,
     Request,
-    flags_of,
-    read_flags,
-    switches,
+    written,
 )
 from darts_parallel.export.megatron_layers import (
-    hybrid_flags,
-    prediction_flags,
+    check_stacks,
     require_first_recomputed,
-    stack_flags,
-    window_flags,
+    segments,
     with_halves,
 )
-from darts_parallel.export.mixtures import (
-    expert_flags,
-    latent_flags,
-    megatron_recompute_modules,
-)
+from darts_parallel.export.mixtures import expert_settings, megatron_recompute_modules
 from darts_parallel.plans import LayerStrategy, megatron_schedule
 from darts_parallel.problem import VOCABULARY_MULTIPLE
 
@@ -38,9 +31,8 @@ torchrun --nnodes {nodes} --nproc-per-node {processes} --node-rank "${{NODE_RANK
     --master-addr "${{MASTER_ADDR:-localhost}}" --master-port "${{MASTER_PORT:-29500}}" \\
     "${{MEGATRON:-.}}/{program}" {arguments} "$@"
 """
-PER_TOKEN = "--calculate-per-token-loss --dataloader-type single --cuda-graph-impl none"
-"""Flags that all versions of packing want."""
-FSDP_STRATEGY = {2: "optim_grads", 3: "optim_grads_params"}
+FLAGS: dict[str, dict[str, Entries]] = module_data(__file__)
+"""Flags with the settings under which the script has them, in the order of the script."""
 
 
 def export(job: Request) -> Exported:
@@ -52,13 +44,18 @@ def export(job: Request) -> Exported:
     if job.half_blocks:
         job = with_halves(job)
     strategy = job.uniform()
+    check_stacks(job)
+    known = _settings(job, strategy)
+    model = written(FLAGS["model"], known)
+    if job.model.num_experts:
+        model += written(FLAGS["experts"], known)
     groups = {
-        "parallelism": _parallel_flags(job, strategy),
+        "parallelism": written(FLAGS["parallelism"], known),
         "recomputation": _recompute_flags(job),
-        "model": _model_flags(job),
-        "training": _training_flags(job),
+        "model": model + written(FLAGS["more_of_the_model"], known),
+        "training": written(FLAGS["training"], known),
+        "packing": _packing_flags(job),
     }
-    groups["packing"] = _packing_flags(job)
     job.settle()
     notes = _notes(job)
     changes = megatron_schedule(job.phases, job.training.seq_len) is not None
@@ -80,29 +77,59 @@ def export(job: Request) -> Exported:
     return Exported({"megatron.sh": _script(job, strategy, filled)}, tuple(notes), changes)
 
 
+def _settings(job: Request, strategy: LayerStrategy) -> Entries:
+    """Return the settings that the flags name."""
+    config = job.model
+    training = job.training
+    plan = job.plan
+    precision = training.precision
+    known = job.facts(strategy) | vars(config) | vars(training)
+    experts = job.experts
+    known["has_experts"] = experts is not None
+    if experts is not None:
+        known |= {"ep": experts.ep, "etp": experts.etp}
+    known["inside_nodes"] = plan.inside_nodes
+    known["groups"] = strategy.dp * plan.cp // job.sharded_over(strategy)
+    known["micro_batch_size"] = job.micro_batch_size(strategy)
+    known["batch_schedule"] = megatron_schedule(job.phases, training.seq_len)
+    known["stages"] = _stages(job)
+    known["sums_in_fp32"] = job.problem.software.summed_bits(precision) == 32
+    keys = ("precision", "optimizer", "attention_kernel", "loss", "cuda_graphs")
+    known["words"] = {key: job.word(key) for key in keys}
+    known["vocabulary_multiple"] = VOCABULARY_MULTIPLE
+    known["mlp_width"] = config.mlp_width
+    known["positions"] = _positions(job)
+    known["grouped_heads"] = config.num_kv_heads not in (None, config.num_heads)
+    known["other_keys"] = (config.sliding_window or 1) - 1
+    known["window_pattern"] = str(config.sliding_window_pattern or "").replace(" ", "")
+    if config.hybrid_override_pattern is not None:
+        known["segments"] = segments(job)
+    return known | expert_settings(job)
+
+
+def _positions(job: Request) -> str:
+    """Return the kind of positions; the published hybrids have none: their state spaces know the order."""
+    config = job.model
+    if config.learned_positions:
+        return "learned_absolute"
+    if config.relative_position_buckets:
+        return "relative"
+    hybrid = config.hybrid_override_pattern is not None and not job.half_blocks
+    return "none" if hybrid else "rope"
+
+
 def _packing_flags(job: Request) -> Flags:
     """Return the flags of sequence packing and dynamic context parallelism."""
     training = job.problem.training
     scheduler = training.sequence_packing_scheduler
     if scheduler in (None, PADDED):
         return []
-    budget = training.max_seqlen_per_dp_cp_rank
-    if budget is None:
+    if training.max_seqlen_per_dp_cp_rank is None:
         raise job.refuse(
             f"training.sequence_packing_scheduler={scheduler} without max_seqlen_per_dp_cp_rank",
             f"training.max_seqlen_per_dp_cp_rank={training.seq_len}",
         )
-    return _flags_of_schedulers(training)
-
-
-def _flags_of_schedulers(training: TrainingConfig) -> Flags:
-    """Return the flags of the versions that have `--sequence-packing-scheduler`."""
-    flags = flags_of(training, "sequence_packing_scheduler max_seqlen_per_dp_cp_rank")
-    flags += read_flags(PER_TOKEN)
-    if training.sequence_packing_scheduler == DYNAMIC:
-        flags.append(("dynamic-context-parallel", None))
-        flags += flags_of(training, "min_dynamic_context_parallel_size")
-    return flags
+    return written(FLAGS["packing"], vars(training))
 
 
 def packing_flags(training: TrainingConfig, pp: int) -> dict[str, str]:
@@ -113,12 +140,16 @@ def packing_flags(training: TrainingConfig, pp: int) -> dict[str, str]:
     """
     if training.sequence_packing_scheduler in (None, PADDED):
         return {}
-    found = {"dev d48bd6be, PR 5123, PR 5679, PR 5811": _flags_of_schedulers(training)}
+    names = {"packing": "dev d48bd6be, PR 5123, PR 5679, PR 5811"}
     if training.sequence_packing_scheduler == DYNAMIC and pp == 1:
-        budget = flags_of(training, "max_seqlen_per_dp_cp_rank")
-        hybrid = [("hybrid-context-parallel", None), *budget, *read_flags(PER_TOKEN)]
-        found["0.16 to 0.19, main d98e8a64, PR 2054, PR 2282 (another scheduler)"] = hybrid
-    return {name: " ".join(_line(flag).strip() for flag in flags) for name, flags in found.items()}
+        names["hybrid_packing"] = (
+            "0.16 to 0.19, main d98e8a64, PR 2054, PR 2282 (another scheduler)"
+        )
+    found = {}
+    for table, name in names.items():
+        flags = written(FLAGS[table], vars(training))
+        found[name] = " ".join(_line(flag).strip() for flag in flags)
+    return found
 
 
 def _notes(job: Request) -> list[str]:
@@ -199,39 +230,8 @@ def _line(flag: Flag) -> str:
     return f"    --{name} {text}"
 
 
-def _parallel_flags(job: Request, strategy: LayerStrategy) -> Flags:
-    plan = job.plan
-    flags: Flags = [
-        ("tensor-model-parallel-size", strategy.tp),
-        ("pipeline-model-parallel-size", plan.pp),
-        ("context-parallel-size", plan.cp),
-    ]
-    if plan.inside_nodes:
-        flags.append(("use-tp-pp-dp-mapping", None))
-    if plan.cp > 1 and job.facts(strategy)["windowed_heads"]:
-        flags.append(("cp-comm-type", "a2a"))
-    if (experts := job.experts) is not None:  # the expert tensor-parallel degree defaults to tp
-        flags += [
-            ("expert-model-parallel-size", experts.ep),
-            ("expert-tensor-parallel-size", experts.etp),
-        ]
-    if strategy.sequence_parallel:
-        flags.append(("sequence-parallel", None))
-        flags += flags_of(job.training, "tp_comm_overlap")
-    flags += _pipeline_flags(job) + _zero_flags(job, strategy)
-    flags.append(("micro-batch-size", job.micro_batch_size(strategy)))
-    return [*flags, _batch_flag(job)]
-
-
-def _batch_flag(job: Request) -> Flag:
-    """Return the flag of the global batch size, or of its schedule, which excludes the other."""
-    schedule = megatron_schedule(job.phases, job.training.seq_len)
-    if schedule is None:
-        return "global-batch-size", job.training.global_batch_size
-    return "step-batch-size-schedule", schedule
-
-
-def _pipeline_flags(job: Request) -> Flags:
+def _stages(job: Request) -> str:
+    """Return the flag that cuts the layers into stages; empty where nothing needs it."""
     plan = job.plan
     if plan.virtual_stages > 1 and plan.num_micro_batches % plan.pp:
         job.refuse(
@@ -240,12 +240,12 @@ def _pipeline_flags(job: Request) -> Flags:
             "space.virtual_stages=1",
         )
     if plan.num_chunks == 1 or job.model.hybrid_override_pattern is not None:
-        return []
+        return ""
     if not job.even:
-        return [("pipeline-model-parallel-layout", layout(job.chunks))]
+        return f"--pipeline-model-parallel-layout {layout(job.chunks)}"
     if plan.virtual_stages > 1:
-        return [("num-virtual-stages-per-pipeline-rank", plan.virtual_stages)]
-    return []
+        return f"--num-virtual-stages-per-pipeline-rank {plan.virtual_stages}"
+    return ""
 
 
 def layout(chunks: tuple[ChunkContent, ...]) -> str:
@@ -257,28 +257,6 @@ def layout(chunks: tuple[ChunkContent, ...]) -> str:
             blocks = ""
         texts.append("E" * chunk.embedding + blocks + "m" * chunk.mtp + "L" * chunk.head)
     return "|".join(texts)
-
-
-def _zero_flags(job: Request, strategy: LayerStrategy) -> Flags:
-    zero = strategy.zero_stage
-    several = strategy.dp > 1
-    flags = switches(
-        {
-            "use-distributed-optimizer": zero > 0,
-            "overlap-grad-reduce": several,
-            "overlap-param-gather": several and zero > 0,
-        }
-    )
-    groups = strategy.dp * job.plan.cp // job.sharded_over(strategy)
-    if zero and groups > 1:
-        flags.append(("num-distributed-optimizer-instances", groups))
-    if zero > 1:
-        flags += [
-            ("use-megatron-fsdp", None),
-            ("data-parallel-sharding-strategy", FSDP_STRATEGY[zero]),
-        ]
-        flags += read_flags("--no-gradient-accumulation-fusion --ckpt-format fsdp_dtensor")
-    return flags
 
 
 def _recompute_flags(job: Request) -> Flags:
@@ -310,80 +288,3 @@ def _recompute_flags(job: Request) -> Flags:
             f"recompute=full for {counts} blocks by stage, and --recompute-num-layers is one for all"
         )
     return [full, ("recompute-method", "block"), ("recompute-num-layers", most)]
-
-
-def _model_flags(job: Request) -> Flags:
-    config = job.model
-    hybrid = hybrid_flags(job)
-    flags = hybrid or stack_flags(job)
-    flags += [
-        ("hidden-size", config.hidden_size),
-        ("ffn-hidden-size", config.mlp_width),
-        ("num-attention-heads", config.num_heads),
-    ]
-    if config.num_kv_heads not in (None, config.num_heads):
-        flags += [("group-query-attention", None), ("num-query-groups", config.num_kv_heads)]
-    if config.head_dim is not None:
-        flags.append(("kv-channels", config.head_dim))
-    # the published hybrids have no positions: their state spaces know the order
-    unplaced = hybrid and not job.half_blocks
-    positions = "none" if unplaced else "rope"
-    if config.relative_position_buckets:
-        positions = "relative"
-        flags.append(("relative-attention-num-buckets", config.relative_position_buckets))
-    if config.learned_positions:
-        positions = "learned_absolute"
-    flags += [
-        ("max-position-embeddings", config.max_seq_len),
-        ("position-embedding-type", positions),
-        ("normalization", "LayerNorm" if config.norm_bias else "RMSNorm"),
-    ]
-    flags += flags_of(config, "norm_epsilon")
-    if config.rotary_base is not None and positions == "rope":
-        flags.append(("rotary-base", round(config.rotary_base)))
-    biases_of_qkv = config.qkv_bias is True and not config.linear_bias
-    wanted = {
-        "swiglu": config.gated_mlp,
-        "disable-bias-linear": not config.linear_bias,
-        "add-qkv-bias": biases_of_qkv,
-        "qk-layernorm": config.qk_norm,
-        "untie-embeddings-and-output-weights": not config.tie_embeddings,
-    }
-    wanted["bert-no-binary-head"] = not config.causal
-    flags += switches(wanted)
-    if config.attention_sinks:
-        flags.append(("softmax-type", "learnable"))
-    flags += latent_flags(config) + expert_flags(job)
-    flags += window_flags(job) + prediction_flags(job)
-    if not config.dropout:
-        flags += [("hidden-dropout", 0.0), ("attention-dropout", 0.0)]
-    flags += [
-        ("vocab-size", config.vocab_size),
-        ("make-vocab-size-divisible-by", VOCABULARY_MULTIPLE),
-    ]
-    return flags
-
-
-def _training_flags(job: Request) -> Flags:
-    training = job.training
-    precision = training.precision
-    wide = job.problem.software.summed_bits(precision) == 32
-    wanted = {
-        "accumulate-allreduce-grads-in-fp32": wide,
-        "grad-reduce-in-bf16": not wide and precision not in ("fp16", "fp32"),
-    }
-    flags = [("seq-length", training.seq_len), *read_flags(job.word("precision"))]
-    flags += switches(wanted)
-    flags += read_flags(job.word("optimizer"))
-    flags += read_flags(job.word("attention_kernel"))
-    return flags + _switch_flags(job)
-
-
-def _switch_flags(job: Request) -> Flags:
-    """Return the flags of switches that are off by default."""
-    training = job.training
-    flags = read_flags(job.word("loss")) + read_flags(job.word("cuda_graphs"))
-    if training.cuda_graphs == "per_layer" and job.experts is not None:
-        # the sizes of routed experts change
-        flags.append(("cuda-graph-modules", "attn moe_router"))
-    return flags

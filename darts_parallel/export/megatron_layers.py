@@ -9,9 +9,8 @@ pipeline's layout, `/` begins the pattern of a prediction module
 from dataclasses import replace
 
 from darts_parallel.config import ATTENTION, EXPERTS, LAYER, MAMBA, MLP
-from darts_parallel.export.common import Flags, Request, flags_of
+from darts_parallel.export.common import Request
 
-SPECIFICATION = "megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec"
 FIXED = {"mamba_conv_kernel": 4, "mamba_chunk_size": 128}
 """Sizes of its Mamba mixer that have no flag."""
 WHOLE_BLOCKS = {
@@ -46,50 +45,25 @@ def with_halves(job: Request) -> Request:
     return replace(job, problem=replace(job.problem, config=config))
 
 
-def hybrid_flags(job: Request) -> Flags:
-    """Return the pattern of a hybrid with its segments, and the sizes of its state spaces.
+def check_stacks(job: Request) -> None:
+    """Refuse sizes of its Mamba mixer that have no flag, and stacks of different numbers of layers.
 
-    Errors:
-        UnsupportedError: sizes that its mixer cannot have, or a segment without a layer.
+    `examples/t5/pretrain_t5.py` gives encoder and decoder the number of `--encoder-num-layers`.
     """
     config = job.model
-    if config.hybrid_override_pattern is None:
-        return []
-    mamba = MAMBA in config.hybrid_override_pattern
     for key, fixed in FIXED.items():
         value = getattr(config, key)
-        if mamba and value != fixed:
+        if MAMBA in (config.hybrid_override_pattern or "") and value != fixed:
             raise job.refuse(
                 f"model.{key}={value}, and its Mamba mixer has {fixed}", f"model.{key}={fixed}"
             )
-    flags: Flags = [("hybrid-layer-pattern", segments(job)), ("spec", SPECIFICATION)]
-    if mamba:
-        flags += flags_of(config, "mamba_state_dim mamba_head_dim mamba_num_groups mamba_num_heads")
-    return flags
-
-
-def stack_flags(job: Request) -> Flags:
-    """Return the number of layers, of encoder and decoder where the model has both.
-
-    Errors:
-        UnsupportedError: the two have different numbers. `examples/t5/pretrain_t5.py` gives both that of
-            `--encoder-num-layers`.
-    """
-    config = job.model
     layers = config.num_encoder_layers
-    if not layers:
-        return flags_of(config, "num_layers")
-    if config.num_layers != 2 * layers:
+    if layers and config.num_layers != 2 * layers:
         job.refuse(
             f"model.num_layers={config.num_layers} with model.num_encoder_layers={layers}, and its T5 has "
             "as many decoder layers",
             f"model.num_layers={2 * layers}",
         )
-    return [
-        ("encoder-num-layers", layers),
-        ("decoder-num-layers", layers),
-        ("decoder-seq-length", job.training.seq_len),
-    ]
 
 
 def segments(job: Request) -> str:
@@ -107,24 +81,6 @@ def segments(job: Request) -> str:
             )
         parts.append(pattern[chunk.first_block : chunk.first_block + chunk.num_blocks])
     return "|".join(parts) + f"/{pattern[-1:]}" * modules
-
-
-def window_flags(job: Request) -> Flags:
-    """Return sliding windows: Hugging Face counts the query itself, Megatron-LM does not."""
-    config = job.model
-    if config.sliding_window is None:
-        return []
-    flags: Flags = [("window-size", f"{config.sliding_window - 1},0")]
-    pattern = config.sliding_window_pattern
-    if pattern is not None:
-        flags.append(("window-attn-skip-freq", str(pattern).replace(" ", "")))
-    return flags
-
-
-def prediction_flags(job: Request) -> Flags:
-    """Return modules of multi-token prediction; a hybrid has them in its pattern."""
-    hybrid = job.model.hybrid_override_pattern is not None
-    return [] if hybrid or not job.model.mtp_num_layers else flags_of(job.model, "mtp_num_layers")
 
 
 def require_first_recomputed(job: Request) -> None:

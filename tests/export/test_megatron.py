@@ -6,12 +6,16 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
+from string import Formatter
+from typing import Any
 
 import pytest
 import yaml
 
 from darts_parallel.errors import UnsupportedError
 from darts_parallel.export import export_plan
+from darts_parallel.export.common import Request, written
+from darts_parallel.export.megatron import FLAGS, _settings
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
 from tests.support.export_plans import CASES, LLAMA, NAMES, files_of, plan_of
@@ -178,3 +182,31 @@ def test_a_megatron_script_is_shell(name: str) -> None:
         return
     assert "./pretrain_gpt.py" in given
     assert given[given.index("--num-layers") + 1] == str(model.num_layers)
+
+
+def test_a_flag_is_written_where_its_conditions_hold() -> None:
+    table: dict[str, dict[str, Any]] = {
+        "--always {size} --twice {size}": {},
+        "--some": {"size": "some", "kind": ["a"]},
+        "--none": {"size": "none"},
+        "{words}": {},
+    }
+    known = {"size": 3, "kind": "a", "words": "--more x y"}
+    flags = [("always", "3"), ("twice", "3"), ("some", None), ("more", "x y")]
+    assert written(table, known) == flags
+    known = {"size": 0, "kind": "a", "words": ""}
+    assert written(table, known) == [("always", "0"), ("twice", "0"), ("none", None)]
+
+
+@pytest.mark.parametrize("section", FLAGS)
+def test_the_flags_of_the_table_name_settings(section: str) -> None:
+    names = set()
+    for text, when in FLAGS[section].items():
+        names |= {name.split("[")[0] for _, name, _, _ in Formatter().parse(text) if name}
+        names |= set(when)
+    hybrid = load_problem(["model=nemotron3_nano_30b_a3b", "cluster=h100_8x8"])
+    job = Request("megatron", hybrid, plan_of(hybrid, LayerStrategy(1, 64), 1))
+    known = (
+        set(vars(hybrid.training)) if "packing" in section else set(_settings(job, job.uniform()))
+    )
+    assert names <= known
