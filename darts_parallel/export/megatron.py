@@ -46,16 +46,14 @@ def export(job: Request) -> Exported:
     strategy = job.uniform()
     check_stacks(job)
     known = _settings(job, strategy)
-    model = written(FLAGS["model"], known)
+    groups = {"parallelism": written(FLAGS["parallelism"], known)}
+    groups["recomputation"] = _recompute_flags(job)
+    groups["model"] = written(FLAGS["model"], known)
     if job.model.num_experts:
-        model += written(FLAGS["experts"], known)
-    groups = {
-        "parallelism": written(FLAGS["parallelism"], known),
-        "recomputation": _recompute_flags(job),
-        "model": model + written(FLAGS["more_of_the_model"], known),
-        "training": written(FLAGS["training"], known),
-        "packing": _packing_flags(job),
-    }
+        groups["model"] += written(FLAGS["experts"], known)
+    groups["model"] += written(FLAGS["more_of_the_model"], known)
+    groups["training"] = written(FLAGS["training"], known)
+    groups["packing"] = _packing_flags(job)
     job.settle()
     notes = _notes(job)
     changes = megatron_schedule(job.phases, job.training.seq_len) is not None

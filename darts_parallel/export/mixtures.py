@@ -27,13 +27,12 @@ def expert_settings(job: Request) -> Entries:
             "equal values of both",
         )
     flex = job.training.moe_token_dispatcher_type == "flex"
-    return {
-        "expert_width": config.moe_ffn_hidden_size or config.mlp_width,
-        "expert_layers": layer_frequency(config),
-        "score_function": config.score_function,
-        "wide_router": flex or config.score_function == "sigmoid",
-        "wide_domains": any(group.domain_nodes > 1 for group in job.problem.cluster.groups),
-    }
+    wide = any(group.domain_nodes > 1 for group in job.problem.cluster.groups)
+    known: Entries = {"score_function": config.score_function, "wide_domains": wide}
+    known["expert_width"] = config.moe_ffn_hidden_size or config.mlp_width
+    known["expert_layers"] = layer_frequency(config)
+    known["wide_router"] = flex or config.score_function == "sigmoid"
+    return known
 
 
 def layer_frequency(config: ModelConfig) -> str | int:
