@@ -4,7 +4,7 @@ from functools import reduce
 from itertools import product
 from typing import Any
 
-from darts_parallel.config.checks import require
+from darts_parallel.config.checks import as_yaml, require
 from darts_parallel.config.trainer import matches, module_data
 
 RULES = module_data(__file__)
@@ -27,7 +27,7 @@ def check_rules(group: str, config: Any) -> None:
             if all(matches(value_at(config, name), own) for name, own in wanted.items()):
                 whole = key if "." in key else f"{group}.{key}"
                 named = rule.get("setting", "").format(this=config)
-                setting = named or f"{whole}={value_at(config, key)}"
+                setting = named or f"{whole}={as_yaml(value_at(config, key))}"
                 texts = (words.format(this=config), rule["near"].format(this=config))
                 require(False, setting, *texts)
 
