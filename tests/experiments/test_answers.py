@@ -32,7 +32,7 @@ def test_risky_and_slow_plans_are_counted_by_what_excuses_them() -> None:
     )
     assert "4 of 5 pairs have a plan, 1 have a reason. 1 plans run out of memory" in text
     assert "in 1 of them. 1 plans are more than 1 % slower" in text
-    assert "`darts_parallel/export/torch.py:" in text
+    assert "`conf/trainer/torch.yaml:" in text
 
 
 def test_a_trainer_that_takes_nothing_is_named_with_the_reason(toy: None) -> None:
