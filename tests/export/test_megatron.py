@@ -18,7 +18,7 @@ from darts_parallel.export.common import Request, written
 from darts_parallel.export.megatron import FLAGS, _settings
 from darts_parallel.plans.strategy import LayerStrategy, Plan
 from darts_parallel.problem.problem import Problem, load_problem
-from tests.support.export_plans import CASES, LLAMA, NAMES, files_of, plan_of
+from tests.support.export_plans import CASES, LLAMA, MIXTURE, NAMES, files_of, plan_of
 
 
 @pytest.fixture(scope="module")
@@ -210,3 +210,32 @@ def test_the_flags_of_the_table_name_settings(section: str) -> None:
         set(vars(hybrid.training)) if "packing" in section else set(_settings(job, job.uniform()))
     )
     assert names <= known
+
+
+@pytest.mark.parametrize(("domain", "backend"), [("null", "deepep"), (8, "hybridep")])
+def test_the_flex_dispatcher_takes_the_backend_of_the_nvlink_domain(
+    domain: object, backend: str
+) -> None:
+    wide = f"cluster.nvlink_domain_gpus={domain}"
+    flex = load_problem([*MIXTURE, wide, "training.moe_token_dispatcher_type=flex"])
+    exported = export_plan(flex, plan_of(flex, LayerStrategy(1, 8, 1, ep=4), 2), "megatron")
+    assert flags_of(exported.files["megatron.sh"])["moe-flex-dispatcher-backend"] == backend
+
+
+@pytest.mark.parametrize(
+    ("precision", "bits", "flag"),
+    [
+        ("bf16", 32, "accumulate-allreduce-grads-in-fp32"),
+        ("bf16", 16, "grad-reduce-in-bf16"),
+        ("fp16", 16, None),
+    ],
+)
+def test_the_precision_of_summed_gradients_is_a_flag(
+    precision: str, bits: int, flag: str | None
+) -> None:
+    peak = "+cluster.devices.toy.peak_TFLOPs.fp16=50"
+    job = [f"training.precision={precision}", f"training.gradient_bits={bits}", peak]
+    problem = load_problem([*LLAMA, *job])
+    exported = export_plan(problem, plan_of(problem, LayerStrategy(1, 8, 1), 2), "megatron")
+    known = {"accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16"}
+    assert known & flags_of(exported.files["megatron.sh"]).keys() == {flag} - {None}
