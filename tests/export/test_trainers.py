@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from darts_parallel.config.cluster import PRECISIONS
 from darts_parallel.config.schema import EXPORTS
 from darts_parallel.config.trainer import read_trainer
 from darts_parallel.errors import ConfigError, UnsupportedError
 from darts_parallel.export import TARGETS, export_plan, require_trainers, taken_by
+from darts_parallel.export.common import read_words
 from darts_parallel.planner import plan as find_plan
 from darts_parallel.plans.space import outer_spaces
 from darts_parallel.plans.strategy import LayerStrategy, Plan
@@ -257,3 +259,12 @@ def test_torchtitan_0_2_counts_the_blocks_of_a_stage_from_1(
     ]
     mode, count = option
     assert f'[activation_checkpoint]\nmode = "{mode}"\nselective_ac_option = "{count}"\n' in text
+
+
+@pytest.mark.parametrize("name", ["accelerate", "nanotron", "torchtitan", "torchtitan_0_2"])
+def test_a_precision_without_a_word_is_lacking(name: str) -> None:
+    lacks = read_trainer(name).lacks
+    alone = [lack.when["precision"] for lack in lacks if list(lack.when) == ["precision"]]
+    refused = {precision for values in alone for precision in values}
+    wordless = set(PRECISIONS) - set(read_words()[name]["precision"])
+    assert wordless <= refused
